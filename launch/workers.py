@@ -65,7 +65,7 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
         parser.print_help()
         raise SystemExit(0 if own.help else 2)
     # What is wrong with a flag is said once, and before anything is started.
-    parse(others, also=("--workers", "--restarts"))
+    parse(others)
     return own.workers, own.restarts, others
 
 

@@ -6,11 +6,7 @@ class UserError(Exception):
 
 
 class WorkerLostError(Exception):
-    """A process of the run stopped answering or failed. No graceful wait.
-
-    Attributes:
-        code: The exit code.
-    """
+    """A process of the run stopped answering or failed. ``code``: the exit code."""
 
     def __init__(self, line: str, code: int = 1) -> None:
         super().__init__(line)

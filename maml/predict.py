@@ -18,10 +18,11 @@ import numpy as np
 from datasets.folder import FolderImages, read_images
 from datasets.image_files import as_in, shown
 from datasets.words import counted
-from maml.config.parser import Parser, add_trust, at_least
+from maml.config.parser import Parser, add_iteration, add_trust, at_least
 from maml.errors import UserError
 from maml.library.fast_module import BatchStatistics
 from maml.library.model import Model, load
+from maml.processes.program import run_program
 from maml.run import files
 
 
@@ -50,11 +51,10 @@ def main(arguments: list[str]) -> int:
     rows: list[dict[str, Any]] = []
     for path, truth, each in zip(paths, truths, answers, strict=True):
         probabilities = dict(zip(names, each, strict=True))
-        most = max(each)
-        found = names[each.index(most)]
+        found = max(probabilities, key=probabilities.__getitem__)
         known = {"truth": truth} if truth else {}
         rows.append({"file": path, "class": found, "probabilities": probabilities, **known})
-        print(f"{shown(path)}\t{found}\t{most:.4f}")
+        print(f"{shown(path)}\t{found}\t{probabilities[found]:.4f}")
     accuracy = None
     if query.classes != [""]:
         accuracy = sum(row["class"] == row["truth"] for row in rows) / len(rows)
@@ -78,37 +78,21 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         description="Adapt to a folder of classes of images, and classify other images.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="or a checkpoint file in one")
-    parser.add_argument(
-        "--support", required=True, type=Path, metavar="DIR", help="folders of images, one a class"
-    )
-    parser.add_argument(
-        "--query",
-        required=True,
-        type=Path,
-        metavar="PATH",
-        help="an image, a folder of images, or a folder of folders of classes",
-    )
-    parser.add_argument(
-        "--steps", type=at_least(0), help="inner steps (default: as the run is evaluated)"
-    )
-    parser.add_argument(
-        "--batch-statistics",
-        choices=get_args(BatchStatistics),
-        default="support",
-        help="normalise queries by the support set's statistics, each for itself (default), or by "
-        "those of all queries together",
-    )
-    parser.add_argument(
-        "--iteration",
-        metavar="N|best",
-        help="the checkpoint after iteration N, or the kept one that validated best "
-        "(default: what the run tests)",
-    )
+    text = "folders of images, one a class"
+    parser.add_argument("--support", required=True, type=Path, metavar="DIR", help=text)
+    text = "an image, a folder of images, or a folder of folders of classes"
+    parser.add_argument("--query", required=True, type=Path, metavar="PATH", help=text)
+    text = "inner steps (default: as the run is evaluated)"
+    parser.add_argument("--steps", type=at_least(0), help=text)
+    text = "normalise queries by the support set's statistics, each for itself (default), or by "
+    text += "those of all queries together"
+    choices = get_args(BatchStatistics)
+    parser.add_argument("--batch-statistics", choices=choices, default="support", help=text)
+    add_iteration(parser)
     add_trust(parser, "the run's config.yaml")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all probabilities to this file, too"
-    )
+    text = "write all probabilities to this file, too"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text)
     options = parser.parse_args(arguments)
     if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
         raise UserError(f"--json {options.json}: no file in an existing folder")
@@ -130,6 +114,4 @@ def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]
 
 
 if __name__ == "__main__":
-    from maml.processes.program import run_program
-
     run_program(main, sys.argv[1:])

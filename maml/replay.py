@@ -12,14 +12,16 @@ from pathlib import Path
 import torch
 
 from datasets.words import counted
-from maml.config import checks, registry
-from maml.config.parser import Parser, add_trust, whole_number
+from maml.config.checks import check_values
+from maml.config.parser import Parser, add_here, whole_number
 from maml.networks.headless import in_short
 from maml.params import Params
-from maml.run import directory, refused
+from maml.processes.program import run_program
+from maml.run import directory
 from maml.run.checkpoint import check_model
 from maml.run.provenance import warn_of_edits
 from maml.strategies.local import alone
+from maml.training.guard import read_refused
 from maml.worker import Share, Worker
 
 
@@ -30,20 +32,14 @@ def main(arguments: list[str]) -> int:
         description="Compute the tasks of a step that was not finite again, one by one.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    parser.add_argument(
-        "--iteration",
-        type=whole_number,
-        help="the step, counted from 1 (default: the last that was kept)",
-    )
-    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
-    add_trust(parser, "the run's config.yaml")
+    text = "the step, counted from 1 (default: the last that was kept)"
+    parser.add_argument("--iteration", type=whole_number, help=text)
+    add_here(parser)
     options = parser.parse_args(arguments)
     run_dir: Path = options.run_dir
     config = directory.config_here(run_dir, options.data_root, options.device, trust=options.trust)
-    registry.import_theirs(config)
-    checks.check_values(config)
-    row, tasks, saved = refused.read(run_dir, options.iteration)
+    check_values(config)
+    row, tasks, saved = read_refused(run_dir, options.iteration)
     again = f"computing the {counted(len(tasks), 'task')} of iteration {row['iteration']} again"
     print(f"{run_dir}: {again}", file=sys.stderr, flush=True)
     worker = alone(config, trains=True).worker
@@ -86,6 +82,4 @@ def _faults(gradients: Params) -> str:
 
 
 if __name__ == "__main__":
-    from maml.processes.program import run_program
-
     run_program(main, sys.argv[1:])

@@ -13,13 +13,11 @@ from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
 from maml.run.log import RunLog
-from maml.run.window import Window
 from maml.training import testing
 from maml.training.ending import Ending
 from maml.training.guard import Guard
-from maml.training.run import Run
+from maml.training.run import Run, Window
 from maml.training.setup import Setup
-from maml.training.validations import Validations
 from maml.worker import Share
 
 
@@ -58,11 +56,10 @@ class Trainer:
         self.state = run = Run(config, strategy, initial)
         self.window = Window(run.worker.metric_names)
         self.guard = Guard(run)
-        self.validations = Validations(run)
+        self.validations = testing.Validations(run)
         self.ending = Ending(run)
-        run.begin(start, {
-            "guard": self.guard, "window": self.window, "best": self.validations.best,
-        })  # fmt: skip
+        best = self.validations.best
+        run.begin(start, {"guard": self.guard, "window": self.window, "best": best})
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
         self.is_validated = self.validations.recall()
@@ -86,7 +83,9 @@ class Trainer:
             # The run may have been stopped in the middle of a validation.
             if run.iteration and run.is_due(config.eval_every) and not self.is_validated:
                 self.validations.validate(bar, heed_stop)
-            while not (self._is_trained() or run.strategy.stopping):
+            while run.iteration < config.iterations and not self.validations.enough:
+                if run.strategy.stopping:
+                    break
                 began = time.perf_counter()
                 ids = run.worker.training.ids(run.iteration, config.meta_batch_size)
                 share = run.strategy.meta_step(run.params, ids)
@@ -96,10 +95,6 @@ class Trainer:
                     run.save()
                 if run.is_due(config.eval_every):
                     self.validations.validate(bar, heed_stop)
-
-    def _is_trained(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.state.iteration >= self.setup.config.iterations or self.validations.enough
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
         """Step along the gradient that has come home; write the row that is due."""

@@ -37,7 +37,6 @@ REPEATED = (
     "generators of torch, numpy or Python does: they are seeded for each task and step"
 )
 """What a network must do whose numbers are not repeated."""
-EVALUATION_PREFIXES = ("", "non_transductive_")
 
 
 class Share(NamedTuple):
@@ -95,6 +94,9 @@ class Worker:
             # Torch's own default is True: convolutions in TF32 without being asked.
             torch.backends.cudnn.allow_tf32 = False
         self.dtype: torch.dtype = getattr(torch, config.dtype)
+        self._learner_facts = registry.learner(config.learner)
+        self._network_facts = registry.network(config.network)
+        self._theirs = self._learner_facts.is_theirs or self._network_facts.is_theirs
         self.learner = build_learner(config)
         with self._naming_theirs():
             self.learner.prepare(device)
@@ -104,7 +106,7 @@ class Worker:
         self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
         self.evaluation_names = tuple(
-            prefix + name for prefix in EVALUATION_PREFIXES for name in self.metric_names
+            prefix + name for prefix in ("", "non_transductive_") for name in self.metric_names
         )
         # Opened here so that bad data is known before any other worker is waited for.
         if trains:
@@ -119,11 +121,10 @@ class Worker:
         Training computes tasks one by one where the two differ, where tasks cannot be batched or
         draw random numbers, and where one task is work enough (`maml.execution.work`).
         """
-        learner, network = self._components()
-        if not (learner.is_theirs or network.is_theirs):
-            self._choose_by_work(learner)
+        if not self._theirs:
+            self._choose_by_work()
             return
-        which = "network" if network.is_theirs else "learner"
+        which = "network" if self._network_facts.is_theirs else "learner"
         flag = f"--{which} {getattr(self.config, which)}"
         with self._naming_theirs():
             some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
@@ -140,13 +141,9 @@ class Worker:
             heavy = heavy and on_cpu and self.config.batching == "auto"
             try:
                 found = batching_of(
-                    lambda at: self.learner.training_problem(at, 0),
-                    params,
-                    made,
-                    self.config.meta_gradient,
-                    checked=True,
-                    heavy=heavy,
-                )
+                    lambda at: self.learner.training_problem(at, 0), params, made,
+                    self.config.meta_gradient, checked=True, heavy=heavy,
+                )  # fmt: skip
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
         self.learner.draws = found.draws
@@ -168,13 +165,13 @@ class Worker:
         else:
             self.learner.batching = "vmap"
 
-    def _choose_by_work(self, learner: registry.LearnerFacts) -> None:
+    def _choose_by_work(self) -> None:
         """Let tasks of this project's own components be batched, if torch has little work each."""
         if self.config.batching != "auto":
             self.learner.batching = self.config.batching
             return
         in_torch = self._in_torch and self.device.type == "cpu" and self.config.compile != "on"
-        if learner.tasks != "episodes" or not in_torch:
+        if self._learner_facts.tasks != "episodes" or not in_torch:
             return
         params = self.learner.meta_parameters()
         if one_by_one.is_heavy(self.learner, params, self.training.tasks(torch.arange(1))):
@@ -182,11 +179,7 @@ class Worker:
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn what a user's own learner or network raises into a line that names it."""
-        learner, network = self._components()
-        return registry.calling(learner=learner, network=network)
-
-    def _components(self) -> tuple[registry.LearnerFacts, registry.NetworkFacts]:
-        return registry.learner(self.config.learner), registry.network(self.config.network)
+        return registry.calling(learner=self._learner_facts, network=self._network_facts)
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
@@ -204,30 +197,22 @@ class Worker:
         """Do as ``--compile`` says from here on, at once for calls with so many training tasks."""
         learner = self.learner
         self.compiled = compiled.choose(
-            self.config,
-            self.device,
-            in_torch=self._in_torch,
-            batched=learner.batching == "vmap",
-            draws=learner.draws,
-        )
-        if self.compiled is None:
-            return
-        for size in sizes:
-            self.share(self.learner.meta_parameters(), torch.arange(size), self.learner)
+            self.config, self.device, in_torch=self._in_torch,
+            batched=learner.batching == "vmap", draws=learner.draws,
+        )  # fmt: skip
+        for size in sizes if self.compiled is not None else ():
+            self.share(learner.meta_parameters(), torch.arange(size), learner)
 
     def why_no_kernels(self) -> str | None:
         """Return why compiled kernels do not serve this run; None where they do, or nobody asks."""
-        asked_otherwise = self.config.kernels != "auto"
-        few_shot = registry.learner(self.config.learner).tasks == "episodes"
-        if not few_shot or asked_otherwise or self.device.type != "cpu":
+        few_shot = self._learner_facts.tasks == "episodes" and self.learner.image_shape is not None
+        if not few_shot or self.config.kernels != "auto" or self.device.type != "cpu":
             return None
-        return None if self.learner.image_shape is None else self.learner.obstacle(self.device)
+        return self.learner.obstacle(self.device)
 
     def why_transductive(self, split: str) -> str | None:
         """Return why no answer to the tasks of ``split`` is non-transductive; None: some are."""
-        learner, network = self._components()
-        theirs = learner.is_theirs or network.is_theirs
-        if not theirs or learner.tasks == "environments":
+        if not self._theirs or self._learner_facts.tasks == "environments":
             return None
         with self._naming_theirs():
             first = next(by_task.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
@@ -296,38 +281,29 @@ class Worker:
             return learner.outer_gradient(params, tasks, phase)
         return call(functools.partial(learner.outer_gradient, phase=phase), params, tasks)
 
-    def evaluate(self, meta_params: Params, split: str, ids: Tensor, learner: Learner) -> Tensor:
-        """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient."""
-        params = self._here(meta_params)
-        return self._scored(learner, split, ids, lambda own, tasks: own.evaluate(params, tasks))
-
-    def evaluate_together(
-        self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
+    def evaluate(
+        self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
-        """Return what `evaluate` does, of an ensemble (`asked.evaluate_together`)."""
-        here = [self._here(params) for params in models]
-        return self._scored(
-            learner, split, ids, lambda own, tasks: asked.evaluate_together(own, here, tasks)
-        )
+        """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient.
 
-    def _here(self, params: Params) -> Params:
-        return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
+        ``models``: one, or the several of an ensemble (`asked.evaluate_together`).
+        """
+        here = [self._here(each) for each in ([models] if isinstance(models, dict) else models)]
 
-    def _scored(
-        self,
-        learner: Learner,
-        split: str,
-        ids: Tensor,
-        metrics_of: Callable[[Learner, Any], dict[str, Tensor]],
-    ) -> Tensor:
         def row(own: Learner, tasks: Any) -> Tensor:
-            metrics = metrics_of(own, tasks)
+            if isinstance(models, dict):
+                metrics = own.evaluate(here[0], tasks)
+            else:
+                metrics = asked.evaluate_together(own, here, tasks)
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
         rows = self.evaluated(learner, split, ids, row)
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
+
+    def _here(self, params: Params) -> Params:
+        return {name: tensor.detach().to(self.device) for name, tensor in params.items()}
 
     @torch.no_grad()
     def evaluated(

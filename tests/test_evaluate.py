@@ -224,9 +224,7 @@ def test_more_threads_than_are_served_here(run_dir: Path) -> None:
         evaluation.main([str(run_dir), "--threads", str(most_threads() + 1)])
 
 
-def test_evaluations_that_cannot_be_written(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluations_that_cannot_be_written(run_dir: Path, capsys: Any) -> None:
     """They are shown all the same, so no hour of evaluation is lost."""
     (run_dir / "evaluations.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"evaluations\.jsonl: .*No space left"):

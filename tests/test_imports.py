@@ -27,10 +27,10 @@ FLOORS = (
     ("worker",),
     ("strategies", "run"),
     ("evaluation",),
-    ("library", "evaluate", "replay"),
+    ("library", "evaluate"),
     ("plots",),
     ("training", "predict"),
-    ("trainer",),
+    ("trainer", "replay"),
     ("studies", "acting"),
     ("__main__",),
 )

@@ -19,23 +19,18 @@ def most_threads() -> int:
 
 
 def check(config: Config, preset: Config | None = None) -> None:
-    """Raise `UserError` naming the first flag whose value cannot work, or has no effect.
+    """Raise `UserError` naming the first flag whose value cannot work here, or has no effect.
 
     What ``preset``, on top of which the flags were given, has itself may have no effect.
     """
     check_values(config)
-    check_threads(config)
-    if preset is not None:
-        _check_read(config, preset)
-
-
-def check_threads(config: Config) -> None:
-    """Raise `UserError` for more threads than this machine serves: a run's may have more cores."""
     if config.threads is not None and config.threads > most_threads():
         raise UserError(
             f"--threads must be at most {most_threads()}, 8 for each core of this machine, "
             f"not {config.threads}"
         )
+    if preset is not None:
+        _check_read(config, preset)
 
 
 def check_values(config: Config, *, own: bool = True) -> None:
@@ -76,11 +71,7 @@ def check_bounds(name: str, value: float) -> None:
 
 def _check_read(config: Config, preset: Config) -> None:
     """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
-    given = {
-        name: getattr(config, name)
-        for name in FACTS
-        if getattr(config, name) != getattr(preset, name)
-    }
+    given = {name: it for name, it in vars(config).items() if it != getattr(preset, name)}
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
         for name, value in given.items():

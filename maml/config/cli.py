@@ -10,64 +10,62 @@ from maml.config.parser import Parser, add_fields, add_trust, show
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
-USAGE = "train_maml.py PRESET"
 AGAIN = "--config"
 """In place of PRESET: the config.yaml of a run that is to be repeated."""
 LIST = "--presets"
 """In place of PRESET: list them."""
 
 
-def parse(arguments: Sequence[str], also: Sequence[str] = ()) -> Config:
+def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
     ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
     for its own directory and checkpoint. A component of a user's own is named by a flag here, or
-    ``--trust`` believes that file. ``data_root`` and ``init`` are absolute then:
-    config.yaml keeps them, for who goes on from another folder. ``also``: see `Parser`.
+    ``--trust`` believes that file.
     """
     if not arguments:
         raise UserError("no PRESET given; `train_maml.py --presets` lists them all")
     name, *flags = arguments
+    if name.startswith(f"{AGAIN}="):
+        name, flags = AGAIN, [name.partition("=")[2], *flags]
     if name == LIST:
         show(describe() + "\n")
         raise SystemExit(0)
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]
-    if name.partition("=")[0] == AGAIN:
-        base, flags = _again(arguments)
+    if name == AGAIN:
+        base, flags = _again(*flags[:1]), flags[1:]
     elif name in PRESETS:
         base = PRESETS[name]
     elif name.startswith("-"):
         raise UserError(f"{name}: the PRESET comes before the flags; `--presets` lists them all")
     else:
         raise UserError(f"unknown preset {name!r}: {hint(name)}")
-    given = vars(_parser(base, also).parse_args(list(map(_as_spelled, flags))))
+    given = vars(_parser(base).parse_args(list(map(_as_spelled, flags))))
     if given.pop("trust"):
-        if name.partition("=")[0] != AGAIN:
+        if name != AGAIN:
             raise UserError(f"--trust: is for {AGAIN} FILE; what you name yourself needs none")
         base = saved.believed(base)
     config = with_values(base, **given)
     check(config, base)
+    # config.yaml keeps them, for whoever goes on from another folder.
     paths = {name: getattr(config, name) for name in ("data_root", "init")}
     absolute = {n: str(user_path(n, path).absolute()) for n, path in paths.items() if path}
     return with_values(config, **absolute)
 
 
-def _again(arguments: Sequence[str]) -> tuple[Config, list[str]]:
-    """Return the configuration that ``--config FILE`` names, and the flags after it."""
-    _, equals, value = arguments[0].partition("=")
-    values = [value] if equals else arguments[1:2]
-    if not values or not values[0]:
+def _again(file: str = "") -> Config:
+    """Return the configuration that ``--config FILE`` names."""
+    if not file:
         raise UserError(f"{AGAIN}: needs the config.yaml of a run")
-    path = Path(values[0]).expanduser()
+    path = Path(file).expanduser()
     config = saved.read(path / "config.yaml" if path.is_dir() else path)
-    return with_values(config, run_dir=None, resume="auto"), list(arguments[1 + (not equals) :])
+    return with_values(config, run_dir=None, resume="auto")
 
 
-def _parser(default: Config, also: Sequence[str]) -> Parser:
+def _parser(default: Config) -> Parser:
     parser = Parser(
-        also,
-        prog=USAGE,
+        prog="train_maml.py PRESET",
         usage="%(prog)s [--flag value …]\n"
         f"       train_maml.py {AGAIN} RUN_DIR/config.yaml [--flag value …]\n"
         f"       train_maml.py {LIST}",

@@ -38,10 +38,8 @@ class Common:
     learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
     network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)
     inner_lr: float = _learner(
-        0.4, SAME_RUN,
-        "Inner-loop learning rate, on the mean loss over the support set; metasgd: to begin with.",
-        above=0,
-    )  # fmt: skip
+        0.4, SAME_RUN, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
+    )
     inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
     eval_inner_steps: int = _learner(
         3, RESULT, "Inner-loop steps at validation and test.", least=0, chooses=True
@@ -50,38 +48,31 @@ class Common:
         "sgd", SAME_RUN, "Inner-loop optimizer, differentiated through; adam0: Adam with β1 = 0."
     )
     order: Literal["second", "first"] = _learner(
-        "second", SAME_RUN,
-        "Order of the meta-gradient: second differentiates through the inner gradients.",
-    )  # fmt: skip
+        "second", SAME_RUN, "Meta-gradient: second differentiates through the inner gradients."
+    )
     adapt: str | None = _learner(
         None, SAME_RUN,
-        "What the inner loop adapts: PATTERN[=RATE],… over the parameters' names, where * is any "
-        "text, @head the output layer, @body all else, @norm batch norms; RATE multiplies "
-        "--inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
+        "What the inner loop adapts: PATTERN[=RATE],… over parameters' names (*: any text, @head, "
+        "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
         0.99, SAME_RUN, "What a reward counts, for each step that it comes later.", least=0, most=1
     )
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
-        "auto", WAY,
-        "reverse: through the whole inner loop; mixed: forward over reverse [mixed with kernels].",
-    )  # fmt: skip
+        "auto", WAY, "reverse: through all steps; mixed: forward over reverse [mixed with kernels]."
+    )
     kernels: Literal["auto", "native", "torch"] = _learner(
-        "auto", WAY,
-        "The network's derivatives: native (compiled on first use) or torch [native where it can].",
-    )  # fmt: skip
+        "auto", WAY, "Derivatives: native (compiled on first use) or torch [native where it can]."
+    )
     batching: Literal["auto", "vmap", "tasks"] = _learner(
         "auto", WAY,
-        "What kernels do not serve: vmap computes all tasks at once; tasks one by one, each in a "
-        "thread, as a plain loop does [vmap where that finds the same and each task is little "
-        "work].",
+        "What kernels do not serve: vmap: all tasks at once; tasks: each in a thread, as a plain "
+        "loop [vmap where that finds the same and each task is little work].",
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto", WAY,
-        "on: compile what kernels do not serve; auto: so in long runs on a CPU, if tasks are "
-        "computed at once.",
+        "on: compile what kernels do not serve; auto: in long runs on a CPU, if tasks are batched.",
     )  # fmt: skip
-
     dtype: Literal["float32", "float64"] = _learner(
         "float32", SAME_RUN, "Floating-point type of weights, images and gradients."
     )
@@ -98,9 +89,8 @@ class Common:
         None, SAME_RUN, "Classes a task while training, if another number [--ways].", least=1
     )
     train_shots: int | None = _data(
-        None, SAME_RUN, "Support examples per class while training, if another number [--shots].",
-        least=1,
-    )  # fmt: skip
+        None, SAME_RUN, "Support examples a class in training, if it differs [--shots].", least=1
+    )
     queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
     eval_queries: int = _data(
         1, RESULT, "Query examples per class at validation and test.", least=1, chooses=True
@@ -109,18 +99,15 @@ class Common:
     batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
 
     seed: int = _outer_loop(
-        0, SAME_RUN, "Seed of everything random: initial weights, tasks, images, rotations.",
-        least=0, most=2**63 - 1,
-    )  # fmt: skip
+        0, SAME_RUN, "Seed of all that is random: weights, tasks, images.", least=0, most=2**63 - 1
+    )
     init: str | None = _outer_loop(
         None, SAME_RUN,
-        "Weights to begin with: those of a run, a record, a checkpoint or a saved state_dict "
-        "[drawn by --seed].",
+        "Weights to begin with, of a run, record, checkpoint or state_dict [drawn by --seed].",
     )  # fmt: skip
     iterations: int = _outer_loop(
-        1000, RESULT, "Outer-loop iterations in all, a resumed run's earlier ones included.",
-        least=0,
-    )  # fmt: skip
+        1000, RESULT, "Outer steps in all, a resumed run's earlier ones included.", least=0
+    )
     meta_batch_size: int = _outer_loop(
         32, SAME_RUN, "Tasks per iteration, over all workers.", least=1
     )
@@ -129,9 +116,8 @@ class Common:
         "adam", SAME_RUN, "Optimizer of the outer loop."
     )
     meta_schedule: Literal["constant", "linear", "cosine", "halving"] = _outer_loop(
-        "constant", SAME_RUN,
-        "How --meta-lr falls to --meta-lr-end over the whole run, or halves now and then.",
-    )  # fmt: skip
+        "constant", SAME_RUN, "How --meta-lr falls to --meta-lr-end over the run, or halves."
+    )
     meta_lr_end: float = _outer_loop(
         0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.",
         least=0, read_with=("meta_schedule", "linear", "cosine"),
@@ -159,17 +145,14 @@ class Common:
         None, SAME_RUN, "Shrink a meta-gradient whose norm is larger to this norm.", above=0
     )
     weight_decay: float = _outer_loop(
-        0.0, SAME_RUN,
-        "Each outer step shrinks the network's weights by this, times its rate (AdamW).", least=0,
-    )  # fmt: skip
+        0.0, SAME_RUN, "An outer step shrinks weights by this, times its rate (AdamW).", least=0
+    )
     freeze: str | None = _outer_loop(
-        None, SAME_RUN,
-        "What neither adapts nor learns: a pattern over the network's parameters, as for --adapt.",
-    )  # fmt: skip
+        None, SAME_RUN, "What neither adapts nor learns: a pattern over parameters, as for --adapt."
+    )
     on_nonfinite: Literal["stop", "skip"] = _outer_loop(
-        "stop", RESULT,
-        "A step whose loss or gradient is not finite is never taken: then stop, or go on without.",
-    )  # fmt: skip
+        "stop", RESULT, "After a step that is not taken, as it is not finite: stop, or go on."
+    )
     strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
     partition: Literal["exclusive", "chunk"] = _distribution(
         "exclusive", WAY, "One call a task (exclusive), or one a worker (chunk)."
@@ -187,13 +170,11 @@ class Common:
         None, HOST, "Computing threads per process [cores / processes on this host].", least=1
     )
     task_batch: int = _distribution(
-        32, HOST, "Tasks that a worker batches together; bounds memory, changes no result.",
-        least=1,
-    )  # fmt: skip
+        32, HOST, "Tasks that a worker batches; bounds memory, changes no result.", least=1
+    )
     device: str = _distribution(
-        "auto", HOST,
-        "cpu, cuda, cuda:N, or auto: a GPU where there is one, shared out by local rank.",
-    )  # fmt: skip
+        "auto", HOST, "cpu, cuda, cuda:N, or auto: a GPU where there is one, by local rank."
+    )
 
     eval_every: int = _evaluation(
         500, WAY, "Iterations between validations; 0: never.", least=0, chooses=True
@@ -203,47 +184,36 @@ class Common:
         600, RESULT, "Test tasks at the end of the run; 0: no test.", least=0
     )
     test_model: Literal["last", "best"] = _evaluation(
-        "last", SAME_RUN,
-        "What is tested at the end: the last model, or the one that validated best.",
-    )  # fmt: skip
+        "last", SAME_RUN, "What is tested: the last model, or the one that validated best."
+    )
     stop_after: int = _evaluation(
         0, WAY, "End training after so many validations without a better model; 0: never.",
         least=0, read_with=("test_model", "best"), chooses=True,
     )  # fmt: skip
     eval_draws: bool = _evaluation(
-        False, RESULT, "Let the network draw at validation and test, too, as dropout does.",
-        chooses=True,
-    )  # fmt: skip
+        False, RESULT, "Let the network draw at validation and test, as dropout does.", chooses=True
+    )
     transductive: bool = _evaluation(
-        True, RESULT,
-        "Headline accuracy with batch statistics of the query set (both are always reported).",
-        chooses=True,
-    )  # fmt: skip
+        True, RESULT, "Headline with statistics of the query set (both are reported).", chooses=True
+    )
 
     run_dir: str | None = _output(None, HOST, "The run directory, exactly [runs/<preset>-<time>].")
     checkpoint_every: int = _output(
         500, WAY, "Iterations between checkpoints; there is always one at the end.", least=1
     )
     keep_checkpoints: int = _output(
-        5, WAY,
-        "How many checkpoints, the newest, are kept for evaluators; last.pt is the last of them.",
-        least=1,
-    )  # fmt: skip
+        5, WAY, "How many checkpoints, the newest, are kept for evaluators.", least=1
+    )
     keep_best: int = _output(
-        0, WAY,
-        "How many older checkpoints, those that validated best, are kept: for "
-        "maml.evaluate --iteration best and --ensemble.",
-        least=0,
-    )  # fmt: skip
+        0, WAY, "How many that validated best are kept: for --iteration best, --ensemble.", least=0
+    )
     resume: str = _output(
-        "auto", HOST,
-        "auto: continue from the run directory's checkpoint if it has one; never; or a path.",
-    )  # fmt: skip
+        "auto", HOST, "auto: go on from the run directory's checkpoint, if any; never; or a path."
+    )
     log_every: int = _output(10, WAY, "Iterations between rows of metrics.jsonl.", least=1)
     logger: Literal["wandb", "tensorboard", "none"] = _output(
-        "wandb", HOST,
-        "Where the numbers go beside metrics.jsonl; wandb runs offline when there is no key.",
-    )  # fmt: skip
+        "wandb", HOST, "Where numbers go beside metrics.jsonl; wandb: offline without a key."
+    )
 
 
 def _own_flags() -> list[tuple[str, Any, Any]]:
@@ -267,11 +237,7 @@ if TYPE_CHECKING:
 
 else:
     Config = dataclasses.make_dataclass(
-        "Config",
-        _own_flags(),
-        bases=(Common,),
-        namespace={"__module__": __name__},
-        frozen=True,
+        "Config", _own_flags(), bases=(Common,), namespace={"__module__": __name__}, frozen=True
     )
 
 

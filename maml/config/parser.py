@@ -20,9 +20,7 @@ from maml.errors import UserError
 class Parser(argparse.ArgumentParser):
     """Ours for every command: no flag may be shortened, and a mistake is a `UserError`."""
 
-    def __init__(self, also: Sequence[str] = (), **options: Any) -> None:
-        """``also``: flags of whoever calls, which a mistyped one may be near to."""
-        self._also = also
+    def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
 
     def parse_args(  # type: ignore[override]
@@ -34,7 +32,7 @@ class Parser(argparse.ArgumentParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
-            flags = [*self._option_string_actions, *self._also]
+            flags = list(self._option_string_actions)
             name = word.partition("=")[0]
             near = [flag for flag in flags if flag.endswith(name[1:])]  # --lr is --meta-lr, or …
             if not 0 < len(near) <= 3:
@@ -74,19 +72,26 @@ def show(text: str) -> None:
 
 def add_trust(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--trust``, for what a file names; ``what``: the file, as the command has it."""
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help=f"import the code that {what} names (module:attribute): only if you trust whoever "
-        "made it",
-    )
+    text = f"import the code that {what} names (module:attribute): only if you trust its maker"
+    parser.add_argument("--trust", action="store_true", help=text)
+
+
+def add_here(parser: argparse.ArgumentParser) -> None:
+    """Add what a run may have otherwise on this machine; see `maml.run.directory.config_here`."""
+    parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
+    add_trust(parser, "the run's config.yaml")
+
+
+def add_iteration(parser: argparse.ArgumentParser) -> None:
+    """Add ``--iteration``: which checkpoint of a run; see `maml.evaluation.best.content_of`."""
+    text = "the checkpoint after iteration N, or the kept one that validated best (default: what "
+    text += "the run tests: the last, or as its --test-model says)"
+    parser.add_argument("--iteration", metavar="N|best", help=text)
 
 
 def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
-    """Add a flag for every field, in groups; one that is not given leaves no value behind.
-
-    The last group has the flags that none of ``default``'s components reads.
-    """
+    """Add a flag for every field, in groups; the last has those that ``default`` does not read."""
     types = get_type_hints(Config)
     groups: dict[str, Any] = {}
     title = {name: FACTS[name].group if _is_read(name, default) else OTHERS for name in FLAGS}
@@ -100,16 +105,16 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
             text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
             text += "\n  or module:attribute, for one of your own; with arguments of its own: "
             text += "module:attribute(name=value)"
+        type_ = types[name]
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        if types[name] is not bool:
-            options = {"type": _value_of(types[name]), "metavar": _metavar(name, types[name])}
-        groups[title[name]].add_argument(
-            flag(name),
-            dest=name,
-            default=argparse.SUPPRESS,
-            help=text.replace("%", "%%"),
-            **options,
-        )
+        if get_origin(type_) is Literal:
+            options = {"choices": get_args(type_)}
+        elif type_ is not bool:
+            plain = next((each for each in get_args(type_) if each is not type(None)), type_)
+            metavar = "NAME" if facts.names else plain.__name__.upper()
+            options = {"type": _reader(plain, optional=plain is not type_), "metavar": metavar}
+        options |= {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+        groups[title[name]].add_argument(flag(name), **options)
 
 
 OTHERS = "other learners, networks, data sets and strategies"
@@ -136,33 +141,11 @@ def _readers(name: str) -> str:
     return ""
 
 
-def _metavar(name: str, type_: Any) -> str:
-    if get_origin(type_) is Literal:
-        return "{" + ",".join(get_args(type_)) + "}"
-    if FACTS[name].names:
-        return "NAME"
-    return str(_without_none(type_).__name__).upper()
-
-
-def _without_none(type_: Any) -> Any:
-    return next((each for each in get_args(type_) if each is not type(None)), type_)
-
-
-def _value_of(type_: Any) -> Callable[[str], Any]:
-    """Return what reads a field's value; it raises what the parser says in one line."""
-
-    def read(text: str) -> Any:
-        if get_origin(type_) is Literal:
-            if text not in get_args(type_):
-                choices = ", ".join(map(repr, get_args(type_)))
-                raise argparse.ArgumentTypeError(f"{text!r} is not one of {choices}")
-            return text
-        if type(None) in get_args(type_) and text in ("None", "none"):
-            return None
-        readers: dict[type, Callable[[str], Any]] = {int: whole_number, float: number, str: str}
-        return readers[_without_none(type_)](text)
-
-    return read
+def _reader(plain: type, *, optional: bool) -> Callable[[str], Any]:
+    """Return what reads a field's value, or None where that is ``optional``."""
+    readers: dict[type, Callable[[str], Any]] = {int: whole_number, float: number, str: str}
+    read = readers[plain]
+    return lambda text: None if optional and text in ("None", "none") else read(text)
 
 
 def whole_number(text: str) -> int:

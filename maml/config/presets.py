@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from maml.config import Config, flag, settings
+from maml.config.fields import Config, flag, settings
 from maml.config.fields import with_values as with_values
 from maml.config.parser import Parser, add_fields
 
@@ -87,10 +87,7 @@ def describe() -> str:
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """Return the fields, and their values, that make another experiment of a preset.
-
-    The seed is not one of them: with another, it is the same experiment once more.
-    """
+    """Return the fields, but the seed, and values that make another experiment of a preset."""
     preset = PRESETS.get(config.preset, Config())
     return {
         name: getattr(config, name)
@@ -99,13 +96,10 @@ def changed(config: Config) -> dict[str, Any]:
     }
 
 
-OF_THE_ROW = ("learner", "data", "ways", "shots")
-"""What a row of a published table is about. With another value a run is not of that row."""
-
-
 def _other_row(config: Config) -> dict[str, Any]:
-    values = changed(config)
-    return {name: values[name] for name in OF_THE_ROW if name in values}
+    """Return what makes a run of another row of a published table than its preset's."""
+    of_row = ("learner", "data", "ways", "shots")
+    return {name: value for name, value in changed(config).items() if name in of_row}
 
 
 def title(config: Config) -> str:

@@ -7,7 +7,7 @@ and may read any field.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,12 +89,7 @@ def known(kind: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
 def find(kind: str, name: str) -> Any:
-    """Return a component's facts.
-
-    Raises:
-        UserError: naming the flag, if there is no such component, or a user's own cannot be used;
-            or naming the file that alone has said it (`datasets.theirs`).
-    """
+    """Return a component's facts; a `UserError` names the flag, or the file that alone says it."""
     if not is_theirs(name):
         if name not in known(kind):
             raise UserError(components.unknown(f"--{kind}", name, known(kind)))
@@ -128,31 +123,13 @@ def _theirs(kind: str, name: str) -> Component:
     return KINDS[kind](name, *parts, reads=None)
 
 
-def learner(name: str) -> LearnerFacts:
-    """Return a learner's facts; see `find`."""
-    return find("learner", name)
-
-
-def network(name: str) -> NetworkFacts:
-    """Return a network's facts; see `find`."""
-    return find("network", name)
-
-
-def data_set(name: str) -> DataSet:
-    """Return a data set's facts; see `find`."""
-    return find("data", name)
-
-
-def strategy(name: str) -> StrategyFacts:
-    """Return a strategy's facts; see `find`."""
-    return find("strategy", name)
+learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")
+network: Callable[[str], NetworkFacts] = functools.partial(find, "network")
+data_set: Callable[[str], DataSet] = functools.partial(find, "data")
 
 
 def calling(**by_kind: Component) -> AbstractContextManager[None]:
-    """Turn what a user's own component raises inside into an error of one line.
-
-    It names the component, by its kind, in whose file the error arose.
-    """
+    """Turn what a user's own component raises inside into one line, which names its flag."""
     flags = {f"--{kind}": component for kind, component in by_kind.items()}
     return calling_theirs(flags, passing=UserError)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -15,9 +15,6 @@ from maml.run import checkpoint, directory
 from maml.run.files import read_object, read_rows
 from maml.run.provenance import digest_of
 
-_Score: TypeAlias = tuple[float, float]
-"""What a model is judged by, and less its loss, which decides between equals."""
-
 RECORDED = "model.pt"
 """The parameters in a record: see `maml.studies.recorded`."""
 
@@ -28,7 +25,7 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     The best has the greatest accuracy or return, of equals the least loss, and of these the latest.
     What is no number is worse than any that is. ``transductive``: which of two accuracies counts.
     """
-    there, scores = set(iterations), dict[int, _Score]()
+    there, scores = set(iterations), dict[int, tuple[float, float]]()
     for row in read_rows(run_dir / "metrics.jsonl"):
         if row.get("split") == "validation" and row["iteration"] in there:
             score = _score(row, transductive=transductive)
@@ -37,8 +34,8 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
     return sorted(scores, key=lambda iteration: (scores[iteration], iteration), reverse=True)
 
 
-def _score(row: dict[str, Any], *, transductive: bool) -> _Score | None:
-    """Return what a validation is judged by, more being better; None if it has no such answer."""
+def _score(row: dict[str, Any], *, transductive: bool) -> tuple[float, float] | None:
+    """Return what a validation is judged by, more being better, and less its loss; None if none."""
     prefix = "" if transductive else "non_transductive_"
     judged = headline(row)
     value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
@@ -50,14 +47,10 @@ def _score(row: dict[str, Any], *, transductive: bool) -> _Score | None:
 
 
 class BestModel:
-    """The model that validated best so far, which ``--test-model best`` tests.
+    """The ``model`` that validated best so far, if any: ``--test-model best`` tests it.
 
     It is a part of the checkpoint: a run that goes on elsewhere, where the earlier checkpoints are
     not, tests the same one.
-
-    Attributes:
-        iteration: Of the model; None before the first validation.
-        model: ``{name: […]}``, or empty.
     """
 
     def __init__(self, *, transductive: bool) -> None:
@@ -129,9 +122,7 @@ def content_of(
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return what a checkpoint would hold of a record whose parameters are kept.
 
-    That is ``iteration``, ``model``, ``division`` and, of a user's own components, ``own_files``
-    and, in ``config``, how they are called. A UserError names what is missing, damaged, or not the
-    file that was recorded.
+    A UserError names what is missing, damaged, or not the file that was recorded.
     """
     made = read_object(record / "record.json") if (record / "record.json").exists() else {}
     try:
@@ -141,7 +132,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
     if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # No result of a run that was not tested, and no such value in one of an earlier version.
-    tested = directory.read_result(record).get("tested_iteration")
+    tested = directory.read_json(record / "result.json").get("tested_iteration")
     config = directory.read_config(record)
     starts = made.get("starts") or [{}]
     return {
@@ -154,10 +145,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
 
 
 def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str, Any]]:
-    """Return the contents of the ``count`` kept checkpoints that validated best, the best first.
-
-    A UserError names ``--ensemble``, which asks for them, if there are not so many.
-    """
+    """Return the contents of the ``count`` kept checkpoints that validated best, the best first."""
     kept = checkpoint.numbered_checkpoints(run_dir)
     validated = best(run_dir, kept, transductive=transductive)
     if len(validated) < count:

@@ -31,10 +31,7 @@ def same_classes(worker: Worker, splits: Sequence[str]) -> str:
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:
-    """Return a warning where the numbers beside a transductive headline are transductive, too.
-
-    A UserError names ``flag``, where it asks for the other headline, which there is not.
-    """
+    """Return a warning where all numbers are transductive, which ``flag`` must not deny, or ""."""
     reason = worker.why_transductive(split)
     if reason is None:
         return ""
@@ -63,10 +60,8 @@ def of_tasks(
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
     ``models``: one, or the several of an ensemble (`maml.learners.asked`), in this process alone.
-    Where examples run out, it ends: to see them twice would narrow the interval for nothing.
-
-    Returns:
-        ``[tasks, len(evaluation_names)]``: each task's metrics.
+    Return each task's metrics, ``[tasks, len(evaluation_names)]``. Where examples run out, it ends:
+    to see them twice would narrow the interval for nothing.
     """
     config, worker = strategy.config, strategy.worker
     tasks = there_are(tasks, worker, split)
@@ -79,7 +74,7 @@ def of_tasks(
             if isinstance(models, dict):
                 rows.append(strategy.evaluate(models, split, ids))
             else:
-                rows.append(worker.evaluate_together(models, split, ids, worker.learner))
+                rows.append(worker.evaluate(models, split, ids, worker.learner))
             shown.update(len(ids))
     return torch.cat(rows)
 
@@ -155,10 +150,7 @@ def headline(scores: Container[str]) -> str:
 
 
 def has_answers(scores: Mapping[str, Any]) -> bool:
-    """Say whether the losses among a result's ``scores`` are finite.
-
-    Where they are not, the model's answers are no numbers, and an accuracy of 0 ± 0 tells nothing.
-    """
+    """Say whether all losses of a result's ``scores`` are finite: else accuracy tells nothing."""
     return all(math.isfinite(scores[name]) for name in scores if name.endswith("loss"))
 
 
@@ -176,10 +168,7 @@ def no_answers(result: Mapping[str, Any]) -> str:
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
-    """Return the mean of per-task ``values [T]`` and 1.96·σ/√T (σ: sample deviation over tasks).
-
-    One task has no interval: None.
-    """
+    """Return the mean of ``values [T]`` and 1.96·σ/√T (σ: sample deviation); of one task, None."""
     values = values.to(torch.float64)
     if len(values) < 2:
         return values.mean().item(), None

@@ -106,41 +106,6 @@ def save(path: Path, content: dict[str, Any]) -> None:
         raise UserError(f"{path}: cannot write the checkpoint: {_reason(error)}{kept}") from error
 
 
-def newest_intact(
-    run_dir: Path, check: Callable[[dict[str, Any], Path], object]
-) -> tuple[Path, dict[str, Any], DamagedError | None, list[Path]]:
-    """Return a run's newest checkpoint that is whole and finite, and its content.
-
-    Newer ones are set aside under other names. ``check`` raises `DamagedError` for another reason
-    not to go on from a content and its path. Beside these, return what the newest lacks, and the
-    new names of those set aside. A UserError says that none is whole, or one of another format.
-    """
-    damaged: dict[Path, DamagedError] = {}
-    numbered = reversed(numbered_checkpoints(run_dir).values())
-    for path in (last_checkpoint(run_dir), *numbered):
-        try:
-            content = load(path)
-            check_finite(content, path)
-            check(content, path)
-        except DamagedError as error:
-            damaged[path] = error
-        else:
-            aside = [_set_aside(each) for each in damaged if each.exists()]
-            return path, content, next(iter(damaged.values()), None), aside
-    first = next(iter(damaged.values()))
-    others = "; none of the others can be read either" if len(damaged) > 1 else ""
-    raise UserError(f"{first}{others}") from first.__cause__
-
-
-def _set_aside(path: Path) -> Path:
-    names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
-    target = next(each for each in map(path.with_name, names) if not each.exists())
-    try:
-        return path.rename(target)
-    except OSError as error:
-        raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
-
-
 def check_finite(content: dict[str, Any], path: Path) -> None:
     """Refuse, by a `DamagedError`, numbers that are none: a weight never moves again, unseen."""
     for part in ("model", "optimizer"):
@@ -232,10 +197,7 @@ def check_model(content: dict[str, Any], params: Params, what: str) -> None:
 
 
 def check_division(content: dict[str, Any], division: str | None, run_dir: Path) -> None:
-    """Refuse a checkpoint that learned from other classes than the training split has now.
-
-    It would be tested on what it learned from. ``division`` is `Episodes.division`.
-    """
+    """Refuse a checkpoint that learned from other classes than the training split has now."""
     then = content.get("division")
     if then is not None and division is not None and then != division:
         raise UserError(

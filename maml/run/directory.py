@@ -20,7 +20,7 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import read_rows, write_text
+from maml.run.files import make_folder, read_object, read_rows, write_text
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -32,17 +32,12 @@ OF_A_START = (
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
 
-    Without the flag, what a launcher starts again goes on where it began. A UserError says that the
-    directory cannot be made or written, or its metrics.jsonl is damaged.
+    A UserError says that it cannot be made or written, or that its metrics.jsonl is damaged.
     """
     given = config.run_dir
     path = _default(config) if given is None else user_path("run_dir", given)
-    try:
-        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--run-dir {path}: {error.filename}: {error.strerror}") from error
-    if not os.access(path, os.W_OK):
-        raise UserError(f"--run-dir {path}: not writable")
+    for folder in (path, path / "checkpoints"):
+        make_folder(folder, "--run-dir")
     # Before anything there is changed: a run drops the rows after its beginning.
     read_rows(path / "metrics.jsonl")
     return path
@@ -82,25 +77,20 @@ def _launcher() -> str | None:
 def write_config(
     run_dir: Path,
     config: Config,
-    *,
-    iteration: int = 0,
-    processes: int = 1,
-    threads: int | None = None,
-    device: str = "cpu",
     begun: Sequence[dict[str, Any]] = (),
+    device: str = "cpu",
+    **here: Any,
 ) -> list[dict[str, Any]]:
     """Write ``config.yaml``: every field resolved, versions, the git commit, and all starts so far.
 
-    The ``begun`` ones of a checkpoint count where the directory has none of its own. Return what a
-    checkpoint has of these: `OF_A_START`.
+    This one is made ``here``. The ``begun`` ones of a checkpoint count where the directory has none
+    of its own. Return what a checkpoint has of these: `OF_A_START`.
     """
     path = run_dir / "config.yaml"
     commit = git_commit()
     start = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "iteration": iteration,
-        "processes": processes,
-        "threads": threads,
+        **here,
         "device": device,
         "machine": machine() if device.startswith("cuda") else machine() | {"gpu": None},
         "strategy": config.strategy,
@@ -148,9 +138,9 @@ def read_config(run_dir: Path, *, trust: bool = False) -> Config:
 
 def config_here(run_dir: Path, data_root: str | None, device: str | None, *, trust: bool) -> Config:
     """Return `read_config` for one process of this machine, with its folder and device."""
+    config = with_values(read_config(run_dir, trust=trust), strategy="local")
     here = {"data_root": data_root, "device": device}
-    given = {name: value for name, value in here.items() if value is not None}
-    config = with_values(read_config(run_dir, trust=trust), strategy="local", **given)
+    config = with_values(config, **{n: v for n, v in here.items() if v is not None})
     if config.threads is not None and config.threads > most_threads():
         # As many as the run's machine had cores for, perhaps; results do not depend on it.
         config = with_values(config, threads=None)
@@ -162,18 +152,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_result(run_dir: Path) -> dict[str, Any]:
-    """Return what ``result.json`` holds; empty while it cannot be read."""
-    return read_json(run_dir / "result.json")
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a file of one JSON object holds; empty while it cannot be read."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with contextlib.suppress(UserError):
+        return read_object(path)
+    return {}
 
 
 def write_status(run_dir: Path, state: str, iteration: int) -> None:

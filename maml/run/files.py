@@ -56,23 +56,18 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     for number, line in enumerate([*lines, last], start=1):
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, RecursionError):
             if number > len(lines) or (mended and line.startswith(b"{")):
                 continue
-            raise _damaged(path, number) from error
-        if not isinstance(row, dict) or type(row.get("iteration")) is not int:
-            raise _damaged(path, number)
-        if any(isinstance(value, str) for name, value in row.items() if name not in TEXTS):
-            raise _damaged(path, number)
+            row = None
+        is_row = isinstance(row, dict) and type(row.get("iteration")) is int
+        if not is_row or any(isinstance(row[name], str) for name in row.keys() - set(TEXTS)):
+            raise UserError(
+                f"{path}: line {number} is not a row of numbers with its iteration: the file is "
+                "damaged; restore it, or move it away"
+            )
         rows.append(row)
     return rows
-
-
-def _damaged(path: Path, number: int) -> UserError:
-    return UserError(
-        f"{path}: line {number} is not a row of numbers with its iteration: the file is damaged; "
-        "restore it, or move it away"
-    )
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
 
-Written by rank zero only. A sink beside the file may fail at any time: it says so once and is
-left out from then on; the run goes on. It works in a thread of its own, so that a server which does
-not answer holds up nobody.
+Written by rank zero only. A sink beside the file may raise anything, and wait for anything: it says
+so once and is left out from then on; the run goes on. It works in a thread of its own, so that a
+server which does not answer holds up nobody.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import psutil
 import torchopt.distributed as todist
@@ -30,19 +30,6 @@ LAST_WORDS_OF_A_FAILED_RUN = 5.0
 """The same where the run was stopped or has failed: a launcher may kill it soon."""
 
 Row = dict[str, Any]
-
-
-class Sink(Protocol):
-    """Takes rows of numbers and pictures; may raise anything, and wait for anything."""
-
-    def write(self, row: Row) -> None:
-        """Take one row; its ``iteration`` is the step."""
-
-    def picture(self, name: str, path: Path, iteration: int) -> None:
-        """Take a picture, a file that stays where it is."""
-
-    def close(self) -> None:
-        """Flush and let go."""
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
@@ -140,12 +127,9 @@ class TensorboardSink:
 
     def picture(self, name: str, path: Path, iteration: int) -> None:
         """Log a picture."""
-        import numpy as np
-        from PIL import Image
+        from matplotlib.image import imread
 
-        with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
-        self._writer.add_image(name, pixels, iteration, dataformats="HWC")
+        self._writer.add_image(name, imread(path)[..., :3], iteration, dataformats="HWC")
 
     def close(self) -> None:
         """Flush the event file."""
@@ -159,26 +143,22 @@ def hyperparameters(run_dir: Path) -> dict[str, Any]:
     return own | {"environment": content}
 
 
+Sink: TypeAlias = WandbSink | TensorboardSink
 SINKS: dict[str, Callable[[Path], Sink]] = {"wandb": WandbSink, "tensorboard": TensorboardSink}
 
 
 class RunLog:
     """A run's log, on rank zero; on other ranks every method does nothing."""
 
+    @todist.rank_zero_only
     def __init__(self, run_dir: Path, config: Config) -> None:
         self._path, self._name = run_dir / "metrics.jsonl", config.logger
         self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open(run_dir, config)
-
-    @todist.rank_zero_only
-    def _open(self, run_dir: Path, config: Config) -> None:
-        make = SINKS.get(config.logger)
-        if make is not None:
+        if make := SINKS.get(config.logger):
             # A daemon: it may hang in the library for ever, and must not hold up the process's end.
-            feed = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
-            self._thread = feed
-            feed.start()
+            self._thread = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
+            self._thread.start()
 
     def _feed(self, make: Callable[[Path], Sink], run_dir: Path) -> None:
         """Make the sink and feed it: whatever it waits for, training does not."""

@@ -10,10 +10,7 @@ PLAIN = 15.0
 
 
 def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tqdm:
-    """Return a bar with the time left of ``total`` ``unit``s; without a terminal, plain lines.
-
-    ``options`` are tqdm's own; nothing is shown unless this process ``speaks``.
-    """
+    """Return tqdm's bar, which is shown if this process ``speaks``; no terminal: plain lines."""
     options |= {"total": total, "desc": what, "unit": unit, "disable": not speaks}
     if sys.stderr.isatty():
         return tqdm(mininterval=0.5, **options)

@@ -81,10 +81,7 @@ def own_files(config: Config) -> dict[str, dict[str, str]]:
 
 
 def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Say of each of a user's own files that it has changed, if it has since it was ``recorded``.
-
-    A line ends where it is to say since when: ``mynet.py (--network mynet:Net) has changed``.
-    """
+    """Return, for each of a user's own files that is not as ``recorded``: "FILE … has changed"."""
     now, files = own_files(config), registry.files_of_own(config)
     return [
         f"{_shown(files.get(kind, {}).get(module, module))} (--{kind} {getattr(config, kind)}) "
@@ -96,11 +93,8 @@ def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> li
 
 
 def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | None = None) -> None:
-    """Print a line for each of a user's own files that has changed since a checkpoint was saved.
-
-    A component that is another one here than in ``saved`` is no file that has changed. Lines that
-    were ``said`` are not printed again.
-    """
+    """Print which of a user's own files changed since a checkpoint was saved, if not ``said``."""
+    # A component that is another one here is no file that has changed.
     then = saved.get("config", {})
     same = {
         kind: digests

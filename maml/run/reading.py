@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from maml.config import Config, settings
+from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
 from maml.run.files import read_object, read_rows
@@ -32,7 +32,7 @@ class Run:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The content of result.json; empty while there is none."""
-        return directory.read_result(self.path)
+        return directory.read_json(self.path / "result.json")
 
     @cached_property
     def made(self) -> dict[str, Any]:
@@ -51,10 +51,7 @@ class Run:
 
 
 def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
-    """Return the values of ``<split>/<metric>`` by iteration, the oldest first; also inf and nan.
-
-    Of training the split is ``train``.
-    """
+    """Return ``<split>/<metric>`` by iteration, the oldest first; also inf and nan."""
     split, _, name = metric.partition("/")
     of_split = (row for row in rows if row.get("split", "train") == split)
     return {

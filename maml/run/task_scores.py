@@ -4,7 +4,6 @@ A row is a task. Its address (split, seed, index) says which: runs with the same
 shots, queries and seed are tested on the same tasks.
 """
 
-import contextlib
 import csv
 import io
 from collections.abc import Sequence
@@ -23,22 +22,13 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 def write_tasks(
     run_dir: Path, split: str, seed: int, names: Sequence[str], values: Sequence[Sequence[float]]
 ) -> None:
-    """Write the file: row i is task i of ``split``, with its metrics ``names``.
-
-    Numbers are written so that reading them gives the same bits.
-    """
+    """Write the file: row i is task i of ``split``, with its metrics ``names``, to the last bit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*ADDRESS, *names])
     for index, row in enumerate(values):
         writer.writerow([split, seed, index, *map(repr, row)])
     write_text(run_dir / NAME, text.getvalue())
-
-
-def drop_tasks(run_dir: Path) -> None:
-    """Remove the file of an earlier test, whose result is replaced by one without a test."""
-    with contextlib.suppress(OSError):
-        (run_dir / NAME).unlink()
 
 
 def read_tasks(path: Path) -> Scores:
@@ -56,12 +46,10 @@ def read_tasks(path: Path) -> Scores:
     for number, row in enumerate(rows[1:], start=2):
         try:
             address = (row[0], int(row[1]), int(row[2]))
-            values = [float(value) for value in row[len(ADDRESS) :]]
-            if len(values) != len(names):
-                raise ValueError
+            values = dict(zip(names, map(float, row[len(ADDRESS) :]), strict=True))
         except (ValueError, IndexError):
             raise UserError(f"{path}: line {number} is damaged") from None
         if address in scores:
             raise UserError(f"{path}: line {number}: task {address} is there twice")
-        scores[address] = dict(zip(names, values, strict=True))
+        scores[address] = values
     return scores

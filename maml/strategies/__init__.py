@@ -28,7 +28,7 @@ def resolve_strategy(config: Config, world: World) -> str:
 
 def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
     """Return the strategy of ``config``, ready to be entered."""
-    known = registry.strategy(resolve_strategy(config, world))
+    known = registry.find("strategy", resolve_strategy(config, world))
     with registry.calling(strategy=known):
         strategy: Strategy = known.maker()(config, world, worker)
     return strategy

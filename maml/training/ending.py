@@ -16,9 +16,8 @@ from maml.training.run import Run
 class Ending:
     """Watches over a driving process from the first iteration to the last picture.
 
-    Attributes:
-        code: The exit code.
-        done: Whether all is trained, tested and written: no loss or stop takes that back.
+    ``code`` is the exit code. Once all is trained, tested and written, it is ``done``: no loss or
+    stop takes that back.
     """
 
     def __init__(self, run: Run) -> None:

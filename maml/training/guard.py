@@ -2,20 +2,28 @@
 
 A step whose loss or gradient is not finite is not taken. A network whose weights are far away
 answers nonsense with finite numbers, so a loss that stays far above where it began is said, too.
+
+``nonfinite.jsonl`` has a row for each step that was not taken, ``nonfinite/`` the model as it was
+before the first few. ``python -m maml.replay`` runs the tasks of one again.
 """
 
+import json
 import math
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maml.errors import UserError
-from maml.run import refused
+from maml.run import checkpoint, files
 from maml.training.run import Run
+
+MODELS = 5
+"""How many models are kept: a run that skips steps may skip thousands."""
 
 SKIPPED_IN_A_ROW = 100
 """Steps that may be skipped one after the other: no step will be taken after so many."""
@@ -71,7 +79,10 @@ class Guard:
                 "iteration": number, "reason": reason, "action": action, "tasks": tasks.tolist(),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }  # fmt: skip
-            refused.write(run.dir, row, run.content() | {"optimizer": {}})
+            files.append_line(rows_of(run.dir), json.dumps(row))
+            path = _model_of(run.dir, number)
+            if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
+                checkpoint.save(path, run.content() | {"optimizer": {}})
         what = f"{reason} at iteration {number}"
         replay = f"python -m maml.replay {run.dir} shows which tasks it is"
         if action == "skip" and not endless:
@@ -92,8 +103,10 @@ class Guard:
         verdict = None
         if self._is_far() and self._beginning is not None:
             verdict = {"loss": self._loss, "beginning": self._beginning}
-        run = self._run
-        return {"diverged": verdict, "skipped": refused.skipped(run.dir, run.iteration)}
+        rows = files.read_rows(rows_of(self._run.dir))
+        skipped = {row["iteration"] for row in rows if row.get("action") == "skip"}
+        skipped &= set(range(self._run.iteration + 1))
+        return {"diverged": verdict, "skipped": len(skipped)}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain numbers, for its checkpoint."""
@@ -108,3 +121,32 @@ class Guard:
     def _is_far(self) -> bool:
         """Whether most of the last `LONG` losses, or of all if they are fewer, are far above."""
         return 2 * sum(self._far) > len(self._far)
+
+
+def rows_of(run_dir: Path) -> Path:
+    """Return where the rows are, whether or not there are any."""
+    return run_dir / "nonfinite.jsonl"
+
+
+def _model_of(run_dir: Path, iteration: int) -> Path:
+    """Return where the model is that step ``iteration``, counted from 1, was refused with."""
+    return run_dir / "nonfinite" / f"iteration-{iteration:08d}.pt"
+
+
+def read_refused(
+    run_dir: Path, iteration: int | None
+) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
+    """Return a refused step's row, tasks ``[B]`` and model; by default, of the last one kept."""
+    rows = {row["iteration"]: row for row in files.read_rows(rows_of(run_dir))}
+    kept = [number for number in rows if _model_of(run_dir, number).exists()]
+    if not kept:
+        raise UserError(f"{rows_of(run_dir)}: no step of this run was refused: nothing to replay")
+    if iteration is not None and iteration not in kept:
+        there = ", ".join(map(str, sorted(kept)))
+        raise UserError(f"--iteration {iteration}: no model was kept of it; of {there}")
+    row = rows[max(kept) if iteration is None else iteration]
+    try:
+        tasks = torch.tensor(row["tasks"], dtype=torch.int64).reshape(-1)
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UserError(f"{rows_of(run_dir)}: a row without its tasks: it is damaged") from error
+    return row, tasks, checkpoint.load(_model_of(run_dir, row["iteration"]))

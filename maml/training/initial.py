@@ -1,22 +1,29 @@
-"""``--init PATH``: training begins with weights that another run, or another program, has made.
+"""Where a run begins: where a checkpoint ended, or with the weights of ``--init PATH``, or anew.
 
-Tensors are taken by name. Those of another program have the names that the network's author gave
-them, as ``state_dict`` has them; perhaps with the names of what it was a part of before them.
+Weights that another run, or another program, has made are taken by name. Those of another program
+have the names that the network's author gave them, as ``state_dict`` has them; perhaps with the
+names of what it was a part of before them.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from datasets.folder import own_name
 from datasets.words import counted
+from maml.config.fields import MUST_MATCH, Config, flag, must_match
+from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.evaluation import best
 from maml.learners import Learner
+from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
+from maml.run.files import read_rows, write_text
 
 BEFORE = ("", "network.", f"network.{AROUND}")
 """What stands before the names in a run, where in another program nothing does."""
@@ -25,13 +32,101 @@ COMPILED = "_orig_mod."
 """What stands before the names in whatever ``torch.compile`` has wrapped, at any place."""
 
 
+def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
+    """Return the content of the checkpoint to continue from, if any; another run's is refused."""
+    is_begun = checkpoint.is_begun(run_dir)
+    if config.resume == "auto":
+        return _newest(run_dir, config, params) if is_begun else None
+    path, anew = Path(config.resume), config.resume == "never"
+    if not anew and not path.is_file():
+        raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
+    if is_begun and (anew or run_dir.resolve() not in path.resolve().parents):
+        raise UserError(
+            f"--resume {config.resume}: {run_dir} already holds a run; choose another --run-dir"
+        )
+    return None if anew else _checked(path, config, params)
+
+
+def bring_history(run_dir: Path, config: Config) -> None:
+    """Let a run that another directory's checkpoint begins have the rows beside that, too."""
+    rows = run_dir / "metrics.jsonl"
+    if config.resume in ("auto", "never") or rows.exists():
+        return
+    for folder in list(Path(config.resume).absolute().parents)[:2]:
+        if (folder / rows.name).is_file():
+            read_rows(folder / rows.name)
+            write_text(rows, (folder / rows.name).read_text(encoding="utf-8"))
+            return
+
+
+def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
+    """Return the newest checkpoint that is whole; damaged ones are set aside, and named."""
+    damaged: dict[Path, checkpoint.DamagedError] = {}
+    numbered = reversed(checkpoint.numbered_checkpoints(run_dir).values())
+    for path in (checkpoint.last_checkpoint(run_dir), *numbered):
+        try:
+            saved = _checked(path, config, params)
+        except checkpoint.DamagedError as error:
+            damaged[path] = error
+            continue
+        if damaged:
+            aside = [_set_aside(each).name for each in damaged if each.exists()]
+            kept = f"; kept aside as {', '.join(aside)}" if aside else ""
+            after = f"after iteration {saved['iteration']}"
+            line = f"warning: {next(iter(damaged.values()))}; going on from {path}, {after}{kept}"
+            print(line, file=sys.stderr, flush=True)
+        return saved
+    first = next(iter(damaged.values()))
+    others = "; none of the others can be read either" if len(damaged) > 1 else ""
+    raise UserError(f"{first}{others}") from first.__cause__
+
+
+def _set_aside(path: Path) -> Path:
+    names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
+    target = next(each for each in map(path.with_name, names) if not each.exists())
+    try:
+        return path.rename(target)
+    except OSError as error:
+        raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
+
+
+def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
+    """Return a checkpoint's content; one that was made otherwise, or cannot go on, is refused."""
+    saved = checkpoint.load(path)
+    checkpoint.check_finite(saved, path)
+    # What an earlier version did not have yet, it did as the default does. It did not save all else
+    # that must match by now.
+    then = {name: getattr(Config(), name) for name in MUST_MATCH} | saved["config"]
+    made_with = {name: then[name] for name in must_match(config) if name in then}
+    others = {name: value for name, value in made_with.items() if value != getattr(config, name)}
+    if others:
+        name, value = next(iter(others.items()))
+        more = f" ({len(others) - 1} more differ)" if others.keys() - {name} else ""
+        raise UserError(
+            f"{flag(name)} is {getattr(config, name)}, but {path} was made with {value}{more}; "
+            f"give {spelled(others)}, or --resume never and another --run-dir"
+        )
+    checkpoint.check_model(saved, params, str(path))
+    if saved["iteration"] > config.iterations:
+        raise UserError(
+            f"--iterations {config.iterations}: {path} was made after {saved['iteration']}"
+        )
+    try:
+        OuterOptimizer(config, params).load_state_dict(saved["optimizer"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise checkpoint.DamagedError(
+            f"{path}: its optimizer is damaged, or from another version of this program ({error}); "
+            "--resume never and another --run-dir begin anew"
+        ) from error
+    return saved
+
+
 def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     """Return meta-parameters to begin with, and a line: what was taken from where.
 
     The ``source`` is a run directory or a record, whose tested model it is; or a file: a
-    checkpoint, or a ``state_dict`` that torch has saved. A parameter that it does not have begins
-    as it would without it. So does the output layer where that has another shape: it tells other
-    classes apart. A UserError names ``--init`` where weights do not fit or are not finite.
+    checkpoint, or a ``state_dict`` that torch has saved. A parameter that it does not have, and an
+    output layer of another shape, begin anew. A UserError says what does not fit or is not finite.
     """
     what = f"--init {source}"
     try:
@@ -70,7 +165,6 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
 def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
     """Return a warning where ``source`` learned from classes that are tested here, or "".
 
-    Published splits of Omniglot are divided otherwise; so is a folder to which a class was added.
     What has no ``classes.json`` above it is not known; nor are ``classes`` of splits that are None.
     """
     path = Path(source)
@@ -91,10 +185,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
 
 
 def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
-    """Return tensors by the names that they have in ``params``, and what was stripped of them.
-
-    It is whatever lets most names match: ``module.``, ``backbone.``, ``model.encoder.``.
-    """
+    """Return tensors by their names in ``params``, and what was stripped, as ``model.encoder.``."""
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in given.items()}
     matches = Counter(
         (name[:cut], before)
@@ -103,7 +194,7 @@ def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
         for before in BEFORE
         if before + name[cut:] in params
     )
-    # Between equals, the shortest prefix.
+    # What lets most names match; between equals, the shortest prefix.
     part, before = min(
         matches, key=lambda found: (-matches[found], len(found[0])), default=("", "")
     )

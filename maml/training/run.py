@@ -1,4 +1,4 @@
-"""One training run, seen from a driving process: what its companions share, and what it saves."""
+"""One training run, seen from a driving process: what its companions share, saves and logs."""
 
 import contextlib
 import math
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from maml.config import OF_A_CHECKPOINT, Config
+from maml.config.fields import OF_A_CHECKPOINT, Config
 from maml.errors import UserError
 from maml.evaluation.best import best
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer
@@ -17,9 +19,12 @@ from maml.params import Params
 from maml.run import checkpoint, directory
 from maml.run.log import RunLog
 from maml.run.provenance import own_files, warn_of_edits
-from maml.run.resume import bring_history
 from maml.strategies import Strategy
+from maml.training.initial import bring_history
 from maml.worker import Share
+
+NOTHING: dict[str, Any] = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
+"""The sums of a `Window` that holds no step."""
 
 
 class Companion(Protocol):
@@ -38,18 +43,15 @@ class Run:
     Rank 0 prints and writes files; every driving process checks.
 
     Attributes:
-        speaks: Whether this process is rank 0.
         params: The meta-parameters by name, on the strategy's home; changed in place.
-        iteration: Steps so far, those that were skipped included.
-        seconds: That these took.
+        iteration: Steps so far, those that were skipped included; they took ``seconds``.
         changing: Held while parameters, iteration, log and checkpoint do not belong together.
-        last: Where the newest checkpoint is.
     """
 
     log: RunLog
 
     def __init__(self, config: Config, strategy: Strategy, initial: Params | None) -> None:
-        """Begin with the ``initial`` weights; None: with those that the seed draws."""
+        """Begin with the ``initial`` weights, else with those that the seed draws."""
         self.config, self.strategy, self.worker = config, strategy, strategy.worker
         self.dir, self.speaks = Path(config.run_dir or ""), strategy.world.rank == 0
         initial = initial or self.worker.learner.meta_parameters()
@@ -71,10 +73,7 @@ class Run:
         }
 
     def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
-        """Go on from the checkpoint ``start``; write what the run begins with.
-
-        ``companions``: by their names in a checkpoint.
-        """
+        """Go on from the checkpoint ``start``, which has the states of the named companions."""
         self._companions = companions
         if start is not None:
             for name, tensor in self.params.items():
@@ -88,14 +87,10 @@ class Run:
             return
         warn_of_edits(self.config, start or {})
         self._fixed["starts"] = directory.write_config(
-            self.dir,
-            self.config,
-            iteration=self.iteration,
-            processes=self.strategy.world.size,
-            threads=torch.get_num_threads(),
-            device=str(self.worker.device),
-            begun=start.get("starts", []) if start else [],
-        )
+            self.dir, self.config, start.get("starts", []) if start else [],
+            device=str(self.worker.device), iteration=self.iteration,
+            processes=self.strategy.world.size, threads=torch.get_num_threads(),
+        )  # fmt: skip
         if start is not None:
             bring_history(self.dir, self.config)
             # A run that goes on from another directory has no checkpoint of its own yet.
@@ -192,3 +187,46 @@ class Run:
             with contextlib.suppress(UserError):
                 self.save()
                 self.say(f"saved after iteration {self.iteration}: {self.last}")
+
+
+class Window:
+    """The iterations since the row before of metrics.jsonl."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        """``names``: of the elements of `Share.totals`."""
+        self._names, self._sums = names, dict(NOTHING)
+
+    def add(self, share: Share, seconds: float) -> None:
+        """Add a step that was taken."""
+        before = self._sums["totals"]
+        self._sums["totals"] = share.totals if before is None else before + share.totals
+        self._sums["count"] += share.n_tasks
+        self._sums["seconds"] += seconds
+
+    def skip(self, seconds: float) -> None:
+        """Add a step that was not taken: its numbers would spoil the means."""
+        self._sums["skipped"] += 1
+        self._sums["seconds"] += seconds
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of it: the row that it is part of may come much later."""
+        return pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)
+
+    def restore(self, state: dict[str, Any], home: torch.device) -> None:
+        """Go on from what `state` returned, on ``home``."""
+        if state:
+            self._sums = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), state)
+
+    def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
+        """Return the row, with the strategy's ``report`` and what time was ``spent`` on."""
+        totals, count, skipped, seconds = (self._sums[name] for name in NOTHING)
+        row: dict[str, Any] = {}
+        if totals is not None:
+            row |= zip(self._names, (totals / count).tolist(), strict=True)
+        row["tasks_per_second"] = count / seconds
+        if skipped:
+            row["skipped"] = skipped
+        # What is left is for messages, and for waiting for others.
+        elsewhere = max(0.0, seconds - sum(spent.values()))
+        self._sums = dict(NOTHING)
+        return row | report | {"time": spent | {"elsewhere": elsewhere}}

@@ -16,9 +16,8 @@ from maml.learners.data import class_names
 from maml.processes.setup import choose_device, init_process, settled
 from maml.processes.world import World
 from maml.run import checkpoint, directory
-from maml.run.resume import beginning
 from maml.strategies import build_strategy, resolve_strategy
-from maml.training.initial import initial_weights, met_before
+from maml.training.initial import beginning, initial_weights, met_before
 from maml.worker import Worker
 
 
@@ -28,8 +27,6 @@ class Setup:
     Attributes:
         config: The configuration, resolved: config.yaml says what was used.
         strategy: Where tasks run; not entered yet.
-        lines: What rank 0 says before training begins.
-        classes: The names of each split's classes, where the data set has some.
         begun: The checkpoint that the run goes on from, and the weights of ``--init``, or None; the
             other driving processes know them once `entered`.
     """
@@ -59,14 +56,12 @@ class Setup:
 
     def _open_evaluations(self) -> list[str]:
         """Open the splits that are evaluated; return warnings about them."""
-        config, lines = self.config, []
+        config, lines, flag = self.config, [], "--no-transductive"
         asked = {"validation": config.eval_every, "test": config.test_tasks}
         splits = [split for split, count in asked.items() if count]
         for split in splits:
             self.worker.evaluation(split)
-            lines.append(
-                check_headline(self.worker, split, config.transductive, "--no-transductive")
-            )
+            lines.append(check_headline(self.worker, split, config.transductive, flag))
         return [*lines, same_classes(self.worker, splits)]
 
     def _claim_run_dir(self) -> None:

@@ -1,26 +1,130 @@
-"""The test at the end of a run, its result, and the pictures of both."""
+"""What a run evaluates: validations on its way, the test at its end; and the pictures of both."""
 
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from maml.config import registry
 from maml.config.presets import changed, published_row
-from maml.evaluation.scores import means, no_answers, of_tasks, summary, with_headline
+from maml.evaluation.best import BestModel
+from maml.evaluation.scores import evaluate, means, no_answers, of_tasks, summary, with_headline
+from maml.learners import Learner
 from maml.library.model import Model
 from maml.params import Params
 from maml.plots import style
 from maml.plots.curves import draw_curves
 from maml.plots.tasks import panel
-from maml.run.task_scores import drop_tasks, write_tasks
+from maml.run import task_scores
+from maml.run.files import read_rows
 from maml.training.run import Run
+from maml.worker import Worker
+
+TASKS = 16
+"""So many validation tasks are followed step by step: enough to see whether adapting helps."""
+STEPS = 10
+"""Where there are more inner steps, only these are looked at: none, half of them, all."""
+
+
+class Validations:
+    """Validates a run, in every driving process; keeps its ``best`` model, if that is tested."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.best = BestModel(transductive=run.config.transductive)
+
+    def recall(self) -> bool:
+        """Count a validation that came after this iteration's checkpoint; return if there is one.
+
+        Where it is due and missing, the run was stopped in the middle of it.
+        """
+        run = self._run
+        rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
+        validated = (row for row in rows if row.get("split") == "validation")
+        here = (row for row in validated if row["iteration"] == run.iteration)
+        found = run.strategy.from_rank_zero(next(here, None))
+        if found is not None:
+            self._offer(found)
+        return found is not None
+
+    def validate(self, bar: Any, heed_stop: Callable[[], None]) -> None:
+        """Validate; ``heed_stop`` is called now and then."""
+        run, config = self._run, self._run.config
+        result = evaluate(
+            run.strategy, run.params, "validation", config.eval_tasks, between=heed_stop
+        )
+        self._offer(result)
+        if run.speaks and registry.learner(config.learner).tasks == "episodes":
+            params = {n: p.detach().to(run.worker.device) for n, p in run.params.items()}
+            result |= _after(run.worker, params) | _rates(run.worker, params)
+        run.write(result)
+        if run.speaks:
+            line = summary(result, config, config.transductive)
+            bar.write(f"iteration {run.iteration}: {line}", file=sys.stderr)
+
+    def _offer(self, validation: dict[str, Any]) -> None:
+        run = self._run
+        if run.config.test_model == "best":
+            with run.changing:
+                self.best.offer(validation, run.iteration, run.params)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the last ``--stop-after`` validations have found no better model."""
+        run, config, best = self._run, self._run.config, self.best.iteration
+        if not config.stop_after or best is None:
+            return False
+        return run.iteration - best >= config.stop_after * config.eval_every
+
+    def chosen(self) -> tuple[int, Params]:
+        """Return what is tested: the iteration and the parameters."""
+        if self.best.iteration is None:
+            return self._run.iteration, self._run.params
+        return self.best.iteration, self.best.model
+
+
+@torch.no_grad()
+def _after(worker: Worker, params: Params) -> dict[str, Any]:
+    """Return, by inner steps, the mean accuracy (of a regression, the loss) of `TASKS` tasks."""
+    most = worker.config.eval_inner_steps
+    if not most:
+        return {}
+    prefix = "" if worker.config.transductive else "non_transductive_"
+    name = prefix + ("accuracy" if "accuracy" in worker.learner.metric_names else "loss")
+    after = {}
+    for n in range(most + 1) if most <= STEPS else (0, most // 2, most):
+
+        def of(own: Learner, tasks: Any, n: int = n) -> Tensor:
+            return own.scores(own.predictions(params, tasks, n), tasks.query_y)[name]
+
+        scores = worker.evaluated(worker.learner, "validation", torch.arange(TASKS), of)
+        after[str(n)] = float(torch.cat(scores).mean())
+    return {"after": after}
+
+
+def _rates(worker: Worker, params: Params) -> dict[str, Any]:
+    """Return the mean of each tensor's learned inner rates, by step and name."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in params.items()}
+    problem = worker.learner.problem(leaves, max(1, worker.config.inner_steps))
+    # Rates that lead to no meta-parameter are as they were stated.
+    if not any(rate.requires_grad for of_step in problem.rates or () for rate in of_step.values()):
+        return {}
+    return {
+        "rates": {
+            f"{step}/{name}": problem.lr * float(rate.mean().detach())
+            for step, of_step in enumerate(problem.rates or (), 1)
+            for name, rate in of_step.items()
+        }
+    }
 
 
 def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) -> dict[str, Any]:
     """Evaluate the model of an iteration on the test split; return what result.json holds of it."""
     config, (iteration, params) = run.config, tested
-    tasks_per_second = None
-    if run.seconds:
-        tasks_per_second = run.iteration * config.meta_batch_size / run.seconds
+    n_tasks = run.iteration * config.meta_batch_size
     result: dict[str, Any] = {
         "accuracy": None, "ci95": None, "tasks": config.test_tasks,
         "transductive": config.transductive, "non_transductive_accuracy": None,
@@ -28,11 +132,14 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
         "changed": changed(config),
         "iterations": run.iteration,
         "tested_iteration": iteration if config.test_tasks else None,
-        "seconds": run.seconds, "tasks_per_second": tasks_per_second,
+        "seconds": run.seconds,
+        "tasks_per_second": n_tasks / run.seconds if run.seconds else None,
     }  # fmt: skip
     if not config.test_tasks:
         if run.speaks:
-            drop_tasks(run.dir)
+            # Of an earlier test, whose result is replaced.
+            with contextlib.suppress(OSError):
+                (run.dir / task_scores.NAME).unlink()
         return result
     values = of_tasks(
         run.strategy, params, "test", config.test_tasks, progress=run.speaks, between=heed_stop
@@ -40,7 +147,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     names = run.worker.evaluation_names
     scores = means(values, "test", names)
     if run.speaks:
-        write_tasks(run.dir, "test", config.seed, names, values.tolist())
+        task_scores.write_tasks(run.dir, "test", config.seed, names, values.tolist())
         if (images := run.worker.evaluation("test").content()) is not None:
             result["test_images"] = images
     run.write(scores)
@@ -51,12 +158,11 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
 
 def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
     """Draw the run; hand the sink the curves, and a test task with its answers."""
-    known = registry.learner(run.config.learner)
     iteration, params = tested
     curves = draw_curves(run.dir, run.config, result, run.worker, params)
     if run.log.has_sink:
         run.log.picture("pictures/curves", curves, run.iteration)
-        if known.tasks == "episodes":
+        if registry.learner(run.config.learner).tasks == "episodes":
             drawn = panel(Model(run.worker.learner, params, iteration, run.worker.device))
             if drawn is not None:
                 path = style.save(drawn, run.dir / "task", pdf=False)

@@ -13,78 +13,39 @@ from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
-from tests.runs import (
-    glyphs,
-    last,
-    name_of,
-    result,
-    same,
-    sinusoid,
-    supervised,
-    train,
-)
+from tests.runs import glyphs, last, name_of, result, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 # Whatever these are changed to, the trained parameters change: by family of runs.
 TRAINS_OTHERWISE: dict[Any, list[tuple[str, Any]]] = {
     sinusoid: [
-        ("inner_lr", 0.02),
-        ("inner_steps", 2),
-        ("order", "first"),
-        ("adapt", "@head"),
-        ("shots", 5),
-        ("queries", 5),
-        ("seed", 1),
-        ("iterations", 3),
-        ("meta_batch_size", 4),
-        ("meta_lr", 0.002),
-        ("grad_clip", 1e-9),
-        ("grad_clip_norm", 1e-9),
-        ("dtype", "float32"),
-        ("meta_schedule", "linear"),
-        ("meta_eps", 1e-3),
-        ("weight_decay", 0.1),
-        ("freeze", "@body"),
-        ("meta_optimizer", "sgd"),
+        ("inner_lr", 0.02), ("inner_steps", 2), ("order", "first"), ("adapt", "@head"),
+        ("shots", 5), ("queries", 5), ("seed", 1), ("iterations", 3), ("meta_batch_size", 4),
+        ("meta_lr", 0.002), ("grad_clip", 1e-9), ("grad_clip_norm", 1e-9), ("dtype", "float32"),
+        ("meta_schedule", "linear"), ("meta_eps", 1e-3), ("weight_decay", 0.1),
+        ("freeze", "@body"), ("meta_optimizer", "sgd"),
         *(("inner_optimizer", name) for name in OPTIMIZERS if name not in ("sgd", "momentum")),
     ],
     glyphs: [
-        ("network", "conv4-pool"),
-        ("leak", 0.01),
-        ("norm_eps", 1e-5),
-        ("head_init", "normal"),
+        ("network", "conv4-pool"), ("leak", 0.01), ("norm_eps", 1e-5), ("head_init", "normal"),
         ("ways", 3),
     ],
     supervised: [("batch_size", 7), ("epochs", 1), ("meta_batch_size", 3)],
-}
+}  # fmt: skip
 # And with these they stay as they are, to the rounding of a sum in another order: 1e-10, as Adam
 # magnifies what is left of a gradient that is zero but for rounding (a bias before a batch norm).
 TRAINS_THE_SAME: list[dict[str, Any]] = [
     {"meta_gradient": "reverse", "task_batch": 1, "threads": 2},
     {"meta_gradient": "mixed", "kernels": "torch", "task_batch": 2},
     {
-        "batching": "tasks",
-        "partition": "chunk",
-        "rpc_threads": 2,
-        "timeout": 5.0,
-        "device": "cpu",
-        "strategy": "local",
-        "eval_draws": True,
-        "eval_inner_steps": 3,
-        "eval_queries": 5,
-        "eval_every": 1,
-        "eval_tasks": 3,
-        "test_tasks": 3,
-        "transductive": False,
-        "checkpoint_every": 1,
-        "keep_checkpoints": 1,
-        "keep_best": 2,
-        "log_every": 2,
-        "data_root": "elsewhere",
-        "resume": "never",
+        "batching": "tasks", "partition": "chunk", "rpc_threads": 2, "timeout": 5.0,
+        "device": "cpu", "strategy": "local", "eval_draws": True, "eval_inner_steps": 3,
+        "eval_queries": 5, "eval_every": 1, "eval_tasks": 3, "test_tasks": 3,
+        "transductive": False, "checkpoint_every": 1, "keep_checkpoints": 1, "keep_best": 2,
+        "log_every": 2, "data_root": "elsewhere", "resume": "never",
     },
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

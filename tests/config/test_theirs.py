@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ BRIEF_WORDS = [
 ]  # fmt: skip
 IMAGES = ["maml-glyphs-5way-1shot", "--logger", "none", "--threads", "1"]
 _numbers = itertools.count()
+Write = Callable[[str], str]
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def write(folder: Path) -> Callable[[str], str]:
+def write(folder: Path) -> Write:
     """Write a module of a name that no other test has, and return that."""
 
     def call(source: str) -> str:
@@ -112,7 +114,7 @@ def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPath
     assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 2
 
 
-def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Callable[[str], str]) -> None:
+def test_a_learner_has_the_facts_of_its_base(folder: Path, write: Write) -> None:
     name = write(
         "from maml.learners.imaml import IMAML\nfrom maml.learners.supervised import Supervised\n"
         "class Mine(IMAML):\n    pass\nclass Batches(Supervised):\n    pass\n"
@@ -209,7 +211,7 @@ class Sharp(MAML):
 """
 
 
-def test_each_may_have_arguments_of_its_own(write: Callable[[str], str], tmp_path: Path) -> None:
+def test_each_may_have_arguments_of_its_own(write: Write, tmp_path: Path) -> None:
     """They are part of the name; a learner stays the class that it is, with its base's facts."""
     module = write(ARGUMENTS)
     network, data, learner = (
@@ -264,7 +266,7 @@ CANNOT_BE = {
 
 
 @pytest.mark.parametrize("words", CANNOT_BE)
-def test_what_cannot_be_is_one_line(words: str, write: Callable[[str], str]) -> None:
+def test_what_cannot_be_is_one_line(words: str, write: Write) -> None:
     flag, attribute, *more = words.split()
     spelled = f"{write(NETWORKS + ARGUMENTS)}:{attribute}"
     with pytest.raises((UserError, DataError)) as caught:
@@ -274,7 +276,7 @@ def test_what_cannot_be_is_one_line(words: str, write: Callable[[str], str]) -> 
     assert len(message.splitlines()) == 1
 
 
-def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str]) -> None:
+def test_of_two_of_theirs_the_one_at_fault_is_named(write: Write) -> None:
     """By where it happened, whichever of them calls the other."""
     learner = write(NETWORKS)
     network = write(
@@ -293,7 +295,7 @@ def test_of_two_of_theirs_the_one_at_fault_is_named(write: Callable[[str], str])
             Worker(parse(words), torch.device("cpu"))
 
 
-def test_a_network_for_observations_gets_their_size(write: Callable[[str], str]) -> None:
+def test_a_network_for_observations_gets_their_size(write: Write) -> None:
     module = write(
         "from torch import nn\ndef policy(shape, outputs):\n"
         "    return nn.Sequential(nn.Linear(*shape, 8), nn.Tanh(), nn.LazyLinear(outputs))\n"
@@ -364,9 +366,7 @@ class Mine(Conv4):
 """
 
 
-def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(
-    write: Callable[[str], str],
-) -> None:
+def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(write: Write) -> None:
     module = write(ODD_NETWORKS)
     lines = {"whole": "which cannot learn; make it a buffer",
              "doubling": "has a forward or hooks of its own",
@@ -388,7 +388,7 @@ class Mixing(nn.Module):
 
 
 def test_a_network_that_mixes_examples_answers_no_query_alone(
-    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Write, tmp_path: Path, capsys: Any
 ) -> None:
     """Refused where that is asked for, without a trace on the disk; else said in a line."""
     network = f"{write(MIXING)}:Mixing"
@@ -430,7 +430,7 @@ def frozen(shape, ways):
 
 
 def test_what_cannot_be_batched_trains_and_is_evaluated(
-    write: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Write, tmp_path: Path, capsys: Any
 ) -> None:
     """The start says so, config.yaml keeps it, and the model adapts as in training."""
     network = f"{write(UNBATCHED)}:Branching"
@@ -449,9 +449,7 @@ def test_what_cannot_be_batched_trains_and_is_evaluated(
         Worker(asked, torch.device("cpu"))
 
 
-def test_a_norm_in_evaluation_mode_keeps_its_statistics(
-    write: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_norm_in_evaluation_mode_keeps_its_statistics(write: Write, tmp_path: Path) -> None:
     """Features of a frozen body are torch's; a checkpoint and ``--init`` have its statistics."""
     module = write(UNBATCHED)
     words = [*IMAGES, "--network", f"{module}:frozen", "--dtype", "float64"]
@@ -474,9 +472,7 @@ def test_a_norm_in_evaluation_mode_keeps_its_statistics(
 
 
 @pytest.mark.parametrize("name", ["Shared", "Mine", "Lazy"])
-def test_lazy_and_shared_layers_and_subclasses_of_ours_train(
-    name: str, write: Callable[[str], str]
-) -> None:
+def test_lazy_and_shared_layers_and_subclasses_of_ours_train(name: str, write: Write) -> None:
     module = write(ODD_NETWORKS)
     config = parse([*IMAGES, "--network", f"{module}:{name}"])
     worker = Worker(config, torch.device("cpu"))
@@ -516,7 +512,7 @@ def forgetful(split): return apart("train")
     ],
 )
 def test_what_a_data_set_may_return(
-    attribute: str, flags: list[str], shape: tuple[int, ...], write: Callable[[str], str]
+    attribute: str, flags: list[str], shape: tuple[int, ...], write: Write
 ) -> None:
     """Opened once to see its images, for the network; regressed where targets are numbers."""
     spelled = f"{write(DATA)}:{attribute}"
@@ -531,7 +527,7 @@ def test_what_a_data_set_may_return(
     assert same(tuple(tasks), tuple(again))
 
 
-def test_what_a_data_set_may_not(write: Callable[[str], str]) -> None:
+def test_what_a_data_set_may_not(write: Write) -> None:
     module = write(DATA)
     for words, says in {
         "colours --learner supervised --ways 4": r"has 5 classes; give --ways 5",
@@ -544,7 +540,7 @@ def test_what_a_data_set_may_not(write: Callable[[str], str]) -> None:
             build_learner(parse(data)).open_tasks("train")
 
 
-def test_a_class_in_two_splits_is_said(write: Callable[[str], str]) -> None:
+def test_a_class_in_two_splits_is_said(write: Write) -> None:
     module = write(DATA)
     for attribute, says in {
         "apart": "",
@@ -557,7 +553,7 @@ def test_a_class_in_two_splits_is_said(write: Callable[[str], str]) -> None:
         assert says in line and bool(says) == line.startswith(f"warning: --data {module}:")
 
 
-def test_a_learner_learns_what_it_hands_to_its_losses(write: Callable[[str], str]) -> None:
+def test_a_learner_learns_what_it_hands_to_its_losses(write: Write) -> None:
     config = parse([*IMAGES, "--learner", f"{write(NETWORKS)}:Warmer"])
     learner = Worker(config, torch.device("cpu")).learner
     tasks = learner.open_tasks("train").tasks(torch.arange(2))
@@ -596,7 +592,7 @@ class Learner(MAML):
 """
 
 
-def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str], str]) -> None:
+def test_initial_weights_follow_the_seed_whoever_draws_them(write: Write) -> None:
     """And what a program draws elsewhere does not follow it."""
     words = [*IMAGES, "--network", f"{write(DICE)}:Drawn", "--seed"]
     before = np.random.get_state()[1].tolist(), random.getstate()
@@ -608,7 +604,7 @@ def test_initial_weights_follow_the_seed_whoever_draws_them(write: Callable[[str
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before
 
 
-def test_what_is_another_one_in_every_process_is_refused(write: Callable[[str], str]) -> None:
+def test_what_is_another_one_in_every_process_is_refused(write: Write) -> None:
     name = write(DICE)
     with pytest.raises(
         UserError, match=rf"^--network {name}:Weight: head.bias comes out another way"

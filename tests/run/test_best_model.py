@@ -1,6 +1,7 @@
-"""``--test-model best``: early stopping; without ``--stop-after``, without stopping early."""
+"""Validations: what they tell, the best model, and early stopping."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,10 +76,21 @@ def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
     assert maml.load(tmp_path / "checkpoints" / "last.pt").iteration == 3
 
 
-def test_without_a_validation_it_is_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_validation_it_is_the_last(tmp_path: Path, capsys: Any) -> None:
     train(CONFIG, tmp_path, eval_every=100)
     assert result(tmp_path)["tested_iteration"] == 9
     said = "tested is the model after iteration 9, the last, as none was validated"
     assert said in capsys.readouterr().out
+
+
+def test_validations_tell_of_the_inner_loop(tmp_path: Path) -> None:
+    """Of each step; of many steps three are looked at; where rates are learned, of them, too."""
+    values = {"iterations": 1, "eval_every": 1}
+    train(glyphs(learner="metasgd", eval_inner_steps=3, **values), tmp_path / "few")
+    train(sinusoid(eval_inner_steps=20, **values), tmp_path / "many")
+    few, many = (metrics(tmp_path / name)[-1] for name in ("few", "many"))
+    assert list(few["after"]) == ["0", "1", "2", "3"]
+    assert all(0 <= accuracy <= 1 for accuracy in few["after"].values())
+    assert {name.partition("/")[0] for name in few["rates"]} == {"1"}
+    assert list(many["after"]) == ["0", "10", "20"] and "rates" not in many
+    assert many["after"]["0"] > 0

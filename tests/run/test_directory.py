@@ -2,7 +2,6 @@
 
 import platform
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,12 +13,7 @@ from maml.run.task_scores import read_tasks
 from tests.runs import glyphs, metrics, result, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.
-VALUES: dict[str, Any] = {
-    "iterations": 5, "log_every": 2, "eval_every": 2, "eval_tasks": 4, "test_tasks": 6,
-}  # fmt: skip
-
-
-CONFIG = glyphs(**VALUES)
+CONFIG = glyphs(iterations=5, log_every=2, eval_every=2, eval_tasks=4, test_tasks=6)
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,11 @@ import torch
 from maml import replay
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.run import refused
 from maml.run.checkpoint import last_checkpoint
 from maml.run.directory import read_status
 from maml.run.files import read_rows
 from maml.strategies.local import Local
-from maml.training.guard import LONG, SKIPPED_IN_A_ROW, Guard
+from maml.training.guard import LONG, MODELS, SKIPPED_IN_A_ROW, Guard, rows_of
 from tests.launching import run, torchrun
 from tests.poisoned import BAD
 from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
@@ -50,7 +49,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
         last(tmp_path)["model"], train(POISONED, tmp_path / "2", iterations=2, **values)["model"]
     )
     assert read_status(tmp_path)["state"] == "failed"  # type: ignore[index]
-    (row,) = read_rows(refused.rows_of(tmp_path))
+    (row,) = read_rows(rows_of(tmp_path))
     assert (row["iteration"], row["tasks"], row["action"]) == (3, [6, 7, 8], "stop")
     capsys.readouterr()
     assert replay.main([str(tmp_path), "--trust"]) == 0
@@ -91,8 +90,8 @@ def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = sinusoid(iterations=10**6, on_nonfinite="skip", log_every=7)
     with pytest.raises(UserError, match=f"at each of the last {SKIPPED_IN_A_ROW}: training has"):
         train(config, tmp_path)
-    assert len(list((tmp_path / "nonfinite").iterdir())) == refused.MODELS
-    assert len(read_rows(refused.rows_of(tmp_path))) == SKIPPED_IN_A_ROW
+    assert len(list((tmp_path / "nonfinite").iterdir())) == MODELS
+    assert len(read_rows(rows_of(tmp_path))) == SKIPPED_IN_A_ROW
     assert "loss" not in metrics(tmp_path)[-1]
 
 
@@ -108,7 +107,7 @@ def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
     topologies = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(asked)]
     run([*torchrun(2, topologies)], 180)
     for name in strategies:
-        (row,) = read_rows(refused.rows_of(tmp_path / name))
+        (row,) = read_rows(rows_of(tmp_path / name))
         assert BAD in row["tasks"] and row["action"] == "skip", name
         assert result(tmp_path / name)["skipped"] == 1
         for parameter, tensor in last(tmp_path / name)["model"].items():
@@ -126,18 +125,16 @@ def test_what_cannot_be_replayed(tmp_path: Path) -> None:
         train(POISONED, tmp_path)
     assert "--iteration 4: no model was kept of it; of 3" in refusal("--iteration", "4")
     for text, says in (('{"iteration": 3}\n', "without its tasks"), ('{"iter\n\n', "is not a row")):
-        refused.rows_of(tmp_path).write_text(text)
+        rows_of(tmp_path).write_text(text)
         assert says in refusal()
-    refused.rows_of(tmp_path).unlink()
+    rows_of(tmp_path).unlink()
     assert "no step of this run was refused" in refusal()
 
 
 # ---- divergence before NaN ---------------------------------------------------------------------
 
 
-def test_a_loss_far_above_its_beginning_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_far_above_its_beginning_is_named(tmp_path: Path, capsys: Any) -> None:
     """Every number is finite, and all are nonsense; a run that goes on knows it still."""
     config = sinusoid(iterations=LONG + 50, log_every=50, meta_lr=100.0, inner_steps=0)
     for iterations in (30, LONG + 20, LONG + 50):

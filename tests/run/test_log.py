@@ -1,4 +1,4 @@
-"""Where numbers go: the file always, a sink beside it if it works, and a full disk is one line."""
+"""Where numbers go: the file always, a sink if it works; a full disk is one line."""
 
 import contextlib
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from maml.errors import UserError
-from maml.run import log
+from maml.run import log, progress
 from maml.run.directory import read_status
 from maml.run.log import RunLog
 from tests.launching import run, start
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 # ---- the file ---------------------------------------------------------------------------------
 
 
-def test_full_disk_under_metrics_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_under_metrics_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:
     """Full once a run has begun: it reads rows that are there, and /dev/full is an endless file."""
     full = lambda log, iteration: log._path.symlink_to("/dev/full")  # noqa: E731
     monkeypatch.setattr(RunLog, "forget_after", full)
@@ -57,6 +55,19 @@ def test_a_damaged_file_is_one_line_and_stays(tmp_path: Path) -> None:
         assert before == after
 
 
+def test_redirected_output_has_whole_lines(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Of training and evaluation, and a message between them."""
+    monkeypatch.setattr(progress, "PLAIN", 0.0)
+    train(sinusoid(iterations=3, eval_every=2, test_tasks=9), tmp_path)
+    said = capsys.readouterr().err
+    assert "\r" not in said and "\x1b" not in said
+    lines = said.splitlines()
+    assert lines[0].startswith("training: 1 of 3 it, ")
+    assert [line for line in lines if line.startswith("iteration 2: validation loss ")]
+    assert [line for line in lines if line.startswith("training: 3 of 3 it, ")]
+    assert [line for line in lines if line.startswith("test: 9 of 9 task, ")]
+
+
 # ---- sinks ------------------------------------------------------------------------------------
 
 
@@ -84,9 +95,7 @@ class Sink:
             raise ConnectionError(f"no answer at {where}\nand a second line")
 
 
-def test_a_sink_gets_the_rows_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sink_gets_the_rows_of_the_file(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     sink = Sink()
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir: sink)
     train(glyphs(iterations=4, eval_every=2, test_tasks=3), tmp_path, logger="wandb")
@@ -101,9 +110,7 @@ def test_a_sink_gets_the_rows_of_the_file(
     assert "--logger" not in capsys.readouterr().err
 
 
-def test_a_failing_sink_never_stops_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_sink_never_stops_training(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     for where in ("init", "write", "close"):
         monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, where=where: Sink(where))
         train(sinusoid(logger="wandb", test_tasks=4), tmp_path / where)
@@ -112,9 +119,7 @@ def test_a_failing_sink_never_stops_training(
         assert f"--logger wandb: no answer at {where}" in said
 
 
-def test_a_silent_sink_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_sink_holds_nobody_up(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """It waits for a server that does not answer, until the test ends."""
     answer = threading.Event()
     sink = Sink()

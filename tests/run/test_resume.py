@@ -68,9 +68,7 @@ def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
         train(falling, tmp_path, iterations=4)
 
 
-def test_rows_are_means_since_the_row_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_means_since_the_row_before(tmp_path: Path, monkeypatch: Any) -> None:
     """Wherever a run was stopped: here twice between two rows, or killed before a row, too."""
     config = glyphs(iterations=8, log_every=4, checkpoint_every=3, on_nonfinite="skip")
     real = Local.meta_step
@@ -123,9 +121,7 @@ def test_rows_are_not_doubled(tmp_path: Path) -> None:
     assert all(line.endswith("}") for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
 
 
-def test_an_interrupted_validation_is_made_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_validation_is_made_up(tmp_path: Path, monkeypatch: Any) -> None:
     """The checkpoint is of the iteration whose validation was stopped."""
     config = sinusoid(iterations=4, eval_every=2, eval_tasks=9, task_batch=4)
     evaluate = Local.evaluate
@@ -247,9 +243,7 @@ def whole(iteration: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("where", ["rename", "flush", "write"])
-def test_failed_save_keeps_the_earlier_one(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "checkpoints" / "last.pt"
     path.parent.mkdir()
     # What a kill has left goes with the next save.

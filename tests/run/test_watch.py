@@ -119,8 +119,8 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
             assert now[0] < 10_000, "it never ends"
             next(left, int)()
 
-        monkeypatch.setattr("maml.run.watch.time.monotonic", lambda: now[0])
-        monkeypatch.setattr("maml.run.watch.time.sleep", sleep)
+        monkeypatch.setattr("maml.evaluate.time.monotonic", lambda: now[0])
+        monkeypatch.setattr("maml.evaluate.time.sleep", sleep)
         return now
 
     return begin

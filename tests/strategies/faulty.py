@@ -20,7 +20,7 @@ from maml.processes.program import run_program
 PHASES = {
     "start": ("maml.training.setup", "build_strategy"),
     "training": ("maml.trainer", "Trainer._step"),
-    "validation": ("maml.training.validations", "evaluate"),
+    "validation": ("maml.training.testing", "evaluate"),
     "test": ("maml.training.testing", "of_tasks"),
     "tested": ("maml.run.directory", "write_json"),
     "drawing": ("maml.training.testing", "draw_curves"),

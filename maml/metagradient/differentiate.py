@@ -23,6 +23,7 @@ from maml.metagradient.native import named, native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import check_read
 from maml.params import Params
+from maml.seeds import kept
 
 T = TypeVar("T")
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -61,11 +62,17 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
 
 
 def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
-    """Return what is computed of each task, a batch of one; losses draw by the task's address."""
-    with draws.of_call() as address:
-        found = []
+    """Return what is computed of each task, a batch of one; losses draw by the task's address.
+
+    Where nobody said it, the global generator of torch says where the addresses begin: two calls
+    draw otherwise, and ``torch.manual_seed`` repeats them.
+    """
+    if draws.address_here() is not None:
+        return [compute(task) for task in one_by_one(tasks)]
+    seed, found = int(torch.randint(2**62, ())), []
+    with kept():
         for place, task in enumerate(one_by_one(tasks)):
-            with draws.of_task(address(place)):
+            with draws.of_task(draws.Address(seed, "", place)):
                 found.append(compute(task))
     return found
 
@@ -142,20 +149,9 @@ def meta_gradient(
     *,
     checked: bool = False,
 ) -> OuterGradient:
-    """Differentiate the outer loss summed over B tasks by meta-parameters.
+    """Differentiate the outer loss summed over B tasks by meta-parameters: see `maml.meta_gradient`.
 
-    Args:
-        state: What states the problem, given meta-parameters; it may compute the problem's tensors
-            from them by any differentiable function.
-        meta_params: ``{name: […]}``; not changed.
-        tasks: As in `differentiate`.
-        way: As in `differentiate`.
-        batching: As in `differentiate`.
-        checked: Whether the losses are known to read the parameters that they should.
-
-    Raises:
-        RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
-            parameter that no loss reads: mistakes, not zeros.
+    ``checked``: whether the losses are known to read the parameters that they should.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)

@@ -8,13 +8,13 @@ the way back draws the same, and so does another process, or a run that goes on.
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from maml.seeds import begin, kept, seed_of
+from maml.seeds import begin, seed_of
 
 
 class Address(NamedTuple):
@@ -46,22 +46,6 @@ def address_here() -> Address | None:
     """Return the address of the task that this thread computes; None where nobody said it."""
     address: Address | None = getattr(_LOCAL, "address", None)
     return address
-
-
-@contextlib.contextmanager
-def of_call() -> Iterator[Callable[[int], Address]]:
-    """Yield the addresses of a call's tasks, by their place.
-
-    Where nobody said them, the global generator of torch says where they begin: two calls draw
-    otherwise, and ``torch.manual_seed`` repeats them.
-    """
-    here = address_here()
-    if here is not None:
-        yield lambda place: here
-        return
-    seed = int(torch.randint(2**62, ()))
-    with kept():
-        yield lambda place: Address(seed, "", place)
 
 
 @contextlib.contextmanager

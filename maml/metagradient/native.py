@@ -141,9 +141,7 @@ def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
     if len(size) < 4:
         return part.unflatten(-1, size)
     f, channels, *kernel = size
-    of_tasks = range(part.dim() - 1)
-    order = [len(of_tasks) + i for i in (3, 2, 0, 1)]
-    return part.unflatten(-1, (*kernel, channels, f)).permute(*of_tasks, *order)
+    return part.unflatten(-1, (*kernel, channels, f)).movedim((-1, -2), (-4, -3))
 
 
 @torch.no_grad()

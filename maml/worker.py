@@ -22,7 +22,7 @@ from maml.errors import UserError
 from maml.execution import compiled
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.learners import Learner, asked, build_learner, one_by_one
+from maml.learners import Learner, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
 from maml.metagradient import by_task, differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
@@ -132,7 +132,7 @@ class Worker:
             self.learner.batching = "tasks"
             if isinstance(made, list):  # their sets may be of any sizes
                 return
-            one_by_one.check(self.learner, params, made, self.learner.last_phase)
+            self.learner.checked_way(params, made, self.learner.last_phase)
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run: what it raises is what training would.
             heavy = one_by_one.is_heavy(self.learner, params, made)
@@ -231,7 +231,7 @@ class Worker:
             return None
         with self._naming_theirs():
             first = next(by_task.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
-            if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
+            if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
                 return None
         name = self.config.network
         return f"--network {name} answers an example by the others that are asked together with it"
@@ -304,10 +304,10 @@ class Worker:
     def evaluate_together(
         self, models: Sequence[Params], split: str, ids: Tensor, learner: Learner
     ) -> Tensor:
-        """Return what `evaluate` does, of an ensemble (`asked.evaluate_together`)."""
+        """Return what `evaluate` does, of an ensemble (`Learner.evaluate_together`)."""
         here = [self._here(params) for params in models]
         return self._scored(
-            learner, split, ids, lambda own, tasks: asked.evaluate_together(own, here, tasks)
+            learner, split, ids, lambda own, tasks: own.evaluate_together(here, tasks)
         )
 
     def _here(self, params: Params) -> Params:

@@ -20,13 +20,8 @@ _ARGUMENTS: dict[Callable[..., Any], list[str]] = {
     for function in (F.layer_norm, F.instance_norm, F.batch_norm, F.embedding)
 }
 """The names of what functions of torch take, in order."""
-for _name in (
-    "layer_norm",
-    "native_layer_norm",
-    "instance_norm",
-    "batch_norm",
-    "native_batch_norm",
-):
+_OF_C = ("layer_norm", "native_layer_norm", "instance_norm", "batch_norm", "native_batch_norm")
+for _name in _OF_C:
     _schema = getattr(torch.ops.aten, _name).default._schema
     _ARGUMENTS[getattr(torch, _name)] = [argument.name for argument in _schema.arguments]
 

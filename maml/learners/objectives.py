@@ -63,8 +63,3 @@ RANKED_CLASSIFICATION = Objective(
     F.cross_entropy, _precisions, ("accuracy", "precision@1", "precision@5")
 )
 REGRESSION = Objective(_mean_squared_error, _nothing, ())
-
-
-def objective(classifies: bool) -> Objective:
-    """Return the objective of data whose targets are classes, or else numbers."""
-    return CLASSIFICATION if classifies else REGRESSION

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml.execution.threads import spread
 from maml.execution.work import Work
@@ -20,7 +19,6 @@ from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
-from maml.metagradient.reading import check_read
 from maml.params import Params
 from maml.seeds import kept
 
@@ -59,7 +57,7 @@ def outer_gradient(
             return gradient(meta_params, task)
         return call(gradient, meta_params, task)
 
-    check(learner, meta_params, tasks, phase)
+    learner.checked_way(meta_params, tasks, phase)
     sums: Params = {}
     found = []
     with _ALONE if learner.draws else contextlib.nullcontext(), kept():
@@ -115,13 +113,3 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
     return work.is_heavy
-
-
-def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None:
-    """Refuse losses of a phase as `maml.metagradient.reading.check_read` does; once a phase."""
-    if phase in learner.checked:
-        return
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
-    with kept(), draws.of_task(draws.NONE), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        check_read(learner.training_problem(leaves, phase), tasks)
-    learner.checked.add(phase)

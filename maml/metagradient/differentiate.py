@@ -139,6 +139,15 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     return Outer(gradients, losses, outputs, found[0].end)
 
 
+def checked_way(problem: Problem, tasks: Any, way: Way) -> Way:
+    """Refuse losses as `check_read` does; return the way, that of kernels if they read what moves.
+
+    The problem's tensors require gradients.
+    """
+    moved_by_kernels = check_read(problem, tasks)
+    return "mixed" if way == "auto" and moved_by_kernels else way
+
+
 @torch.enable_grad()
 def meta_gradient(
     state: Callable[[Params], Problem],
@@ -149,17 +158,14 @@ def meta_gradient(
     *,
     checked: bool = False,
 ) -> OuterGradient:
-    """Differentiate the outer loss summed over B tasks by meta-parameters: see `maml.meta_gradient`.
+    """Differentiate the outer loss of B tasks by meta-parameters: see `maml.meta_gradient`.
 
     ``checked``: whether the losses are known to read the parameters that they should.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
     if not checked:
-        by_kernels = check_read(problem, tasks)
-        moving = {*problem.start, *(n for of_step in problem.step_params[:1] for n in of_step)}
-        if way == "auto" and moving & by_kernels:
-            way = "mixed"
+        way = checked_way(problem, tasks, way)
     outer = differentiate(problem, tasks, way, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs, end=outer.end)

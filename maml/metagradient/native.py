@@ -52,7 +52,7 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     if params.keys() != tensors(network).keys():
         return None
     once = problem.steps and not problem.displacement and batches is None
-    moving = {*problem.start, *(problem.step_params[0] if problem.step_params else ())}
+    moving = params.keys() - problem.fixed.keys()
     if once and not heads and all(name.startswith(network.head_prefix) for name in moving):
         return None
     some = next(iter(params.values()))

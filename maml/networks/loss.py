@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,11 +76,6 @@ class NetworkLoss:
     def theirs(self) -> bool:
         """Whether the network, or a part of it, is not this project's."""
         return not is_ours(self.network)
-
-    @property
-    def kind(self) -> tuple[Any, ...]:
-        """What tells two losses of one network apart."""
-        return self.part, self.loss, self.batches
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``."""

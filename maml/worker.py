@@ -117,7 +117,7 @@ class Worker:
         """Differentiate two tasks, those of a user's own learner or network also one by one.
 
         Training computes tasks one by one where the two differ, where tasks cannot be batched or
-        draw random numbers, and where one task is work enough (`maml.execution.work`).
+        draw random numbers, and where one task is work enough (`one_by_one.is_heavy`).
         """
         learner, network = self._components()
         if not (learner.is_theirs or network.is_theirs):

@@ -3,7 +3,7 @@
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner
-from maml.learners.metric_names import check_metric_names
+from maml.learners.objectives import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
 from maml.seeds import drawn

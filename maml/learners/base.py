@@ -32,7 +32,6 @@ from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
 from maml.seeds import kept
 
-
 MOST_CHECKED = 64
 """Sizes of tasks that are remembered: those of episodes that are acted are many."""
 
@@ -67,7 +66,7 @@ class Learner(nn.Module, ABC):
 
     Attributes:
         metric_names: The metrics that `metrics` returns, in order; some names are taken
-            (`maml.learners.metric_names`).
+            (`maml.learners.objectives`).
         objective: What answers are scored by: a loss, and metrics.
         criterion: What `loss` is, unless a subclass overrides that: the objective's, or another.
         batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by

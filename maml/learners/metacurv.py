@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from maml.config import Config
+from maml.learners.adapting import tree
 from maml.learners.maml import MAML
 from maml.learners.objectives import Given
-from maml.learners.trees import tree
 from maml.metagradient.problem import Problem, Transform
 from maml.params import Params, without_prefix
 

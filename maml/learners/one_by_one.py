@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from maml.execution.threads import spread
-from maml.execution.work import Work
 from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
@@ -23,6 +24,13 @@ from maml.params import Params
 from maml.seeds import kept
 
 T = TypeVar("T")
+HEAVY = 500_000
+"""Multiplications and additions of one operation, from which on tasks are computed one by one.
+
+With less, what an operation costs beside its work counts: ``torch.func.vmap`` pays it once for all
+tasks. With more, one task fills a core, and for all together results leave the cache. Two cores
+break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
+"""
 _ALONE = threading.RLock()
 """The global generators are one for all threads: one call at a time draws from them."""
 
@@ -108,8 +116,28 @@ def each(
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
-    """Say whether an operation on one task is work enough for a core (`maml.execution.work`)."""
-    with kept(), draws.of_task(draws.NONE), Work() as work:
+    """Say whether an operation on one task is work enough for a core."""
+    with kept(), draws.of_task(draws.NONE), _Work() as work:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
-    return work.is_heavy
+    return work.flops >= HEAVY * max(work.operations, 1)
+
+
+class _Work(TorchDispatchMode):
+    """A context that counts operations, and their multiplications and additions: ``flops``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, for a second and a half
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
+        self.operations += 1
+        count = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if count is not None:
+            self.flops += count(*args, **kwargs or {}, out_val=found)
+        return found

@@ -9,10 +9,10 @@ from torch import nn
 from datasets.episodes import Episodes, shuffled
 from datasets.flags import RESULT, flag
 from maml.config import Config
+from maml.learners.adapting import tree
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION, Given
-from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.metagradient.rules import Moment
 from maml.networks.loss import LossOfBatches, MiniBatches, NetworkLoss

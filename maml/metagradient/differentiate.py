@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from maml.kernels.derivatives import Derivatives
-from maml.metagradient import displacement, draws, forward_over_reverse, implicit, unrolled
+from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, n_tasks_of, one_by_one
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.native import named, native
+from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import check_read
 from maml.params import Params
@@ -53,7 +53,9 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     derivatives = native(problem)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
-        return named(derivatives, at, problem.start)
+        still = {n: t.detach() for n, t in problem.start.items() if n in derivatives.absent}
+        moved = derivatives.leave(at) | of_each_task(still, n_tasks_of(tasks))
+        return {name: moved[name] for name in problem.start}
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
     alone = FunctionDerivatives(problem, alone=True)
@@ -123,9 +125,9 @@ def differentiate(
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Differentiate by the derivatives of the losses alone: memory does not grow with the steps."""
     if problem.implicit is not None:
-        return implicit.at_solution(problem, tasks, derivatives)
+        return at_end.at_solution(problem, tasks, derivatives)
     if problem.displacement:
-        return displacement.displaced(problem, tasks, derivatives)
+        return at_end.displaced(problem, tasks, derivatives)
     return forward_over_reverse.step_by_step(problem, tasks, derivatives)
 
 

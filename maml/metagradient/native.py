@@ -142,14 +142,3 @@ def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
         return part.unflatten(-1, size)
     f, channels, *kernel = size
     return part.unflatten(-1, (*kernel, channels, f)).movedim((-1, -2), (-4, -3))
-
-
-@torch.no_grad()
-def named(derivatives: NativeDerivatives, at: Params, start: Params) -> Params:
-    """Return adapted weights ``{ALL: [B, P]}`` by the names of ``start``, ``{name: [B, …]}``."""
-    found = derivatives.leave(at)
-    n_tasks = len(at[ALL])
-    return {
-        name: tensor.expand(n_tasks, *tensor.shape) if name in derivatives.absent else found[name]
-        for name, tensor in start.items()
-    }

@@ -1,4 +1,4 @@
-"""Learners: what a task's outer loss is. One file a learner, with its facts; none is named here."""
+"""Learners: what a task's outer loss is. Files state their learners' facts; none is named here."""
 
 from maml.config import Config, registry
 from maml.errors import UserError

@@ -50,13 +50,9 @@ def outer_gradient(
 ) -> OuterGradient:
     """Return what `Learner.outer_gradient` does; `Learner.draws` becomes true if the tasks draw.
 
-    Args:
-        learner: The learner.
-        meta_params: ``{name: […]}``.
-        tasks: B tasks; or a list, each a batch of one, of any sizes. Then there are no outputs.
-        where: Where each task's draws come from, if there are any.
-        phase: Of the tasks.
-        call: Calls a function of the meta-parameters and a task, in its own way (``--compile``).
+    ``tasks`` may be a list, each a batch of one, of any sizes: then there are no outputs. ``where``
+    is as in `each`. ``call`` calls a function of the meta-parameters and a task, in its own way
+    (``--compile``).
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:

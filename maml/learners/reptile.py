@@ -68,9 +68,6 @@ class Reptile(MAML):
     were sums over a mini-batch, as they are in the released code: where a test's mini-batches are
     half as large as those of training, its steps are half as long. Without, it begins anew with
     each task: every weight then moves by about as much in each step, also where a task is learned.
-
-    Attributes:
-        keeps_moment: Whether it does.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

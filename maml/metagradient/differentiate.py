@@ -69,7 +69,7 @@ def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
     Where nobody said it, the global generator of torch says where the addresses begin: two calls
     draw otherwise, and ``torch.manual_seed`` repeats them.
     """
-    if draws.address_here() is not None:
+    if draws.HERE.address is not None:
         return [compute(task) for task in one_by_one(tasks)]
     seed, found = int(torch.randint(2**62, ())), []
     with kept():

@@ -28,24 +28,24 @@ class Address(NamedTuple):
 NONE = Address(0, "", -1)
 """Of losses that are known not to draw."""
 
-_LOCAL = threading.local()
+
+class _Here(threading.local):
+    """The address of the task that this thread computes; None where nobody said it."""
+
+    address: Address | None = None
+
+
+HERE = _Here()
 
 
 @contextlib.contextmanager
 def of_task(address: Address) -> Iterator[None]:
     """Let the losses that this thread calls inside draw by a task's address."""
-    before = address_here()
-    _LOCAL.address = address
+    before, HERE.address = HERE.address, address
     try:
         yield
     finally:
-        _LOCAL.address = before
-
-
-def address_here() -> Address | None:
-    """Return the address of the task that this thread computes; None where nobody said it."""
-    address: Address | None = getattr(_LOCAL, "address", None)
-    return address
+        HERE.address = before
 
 
 @contextlib.contextmanager
@@ -55,7 +55,7 @@ def at(part: str, step: int) -> Iterator[None]:
     The global generators are one for all threads, so one thread computes all tasks. They stay as
     they are left: `maml.seeds.kept` is to be around all tasks of a call.
     """
-    address = address_here()
+    address = HERE.address
     if address is None or address is NONE:
         yield
         return

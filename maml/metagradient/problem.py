@@ -340,9 +340,13 @@ class End(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """The outer loss of B tasks, differentiated by the problem's tensors: Σ over tasks.
+    """The outer loss of B tasks, differentiated by the problem's tensors.
 
-    The others are as `maml.metagradient.differentiate.OuterGradient` has them.
+    Attributes:
+        gradients: Σ over tasks.
+        losses: ``[B]``, the outer loss.
+        outputs: ``[B, …]``, the query loss's outputs after the last step.
+        end: Where the loop ends, if `Problem.lives_on`.
     """
 
     gradients: Tensors

@@ -62,7 +62,7 @@ def of_tasks(
 ) -> Tensor:
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
-    ``models``: one, or the several of an ensemble (`maml.learners.asked`), in this process alone.
+    ``models``: one, or the several of an ensemble, in this process alone.
     Where examples run out, it ends: to see them twice would narrow the interval for nothing.
 
     Returns:

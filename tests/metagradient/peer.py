@@ -63,7 +63,7 @@ def losses_of(
 
 
 def groups(tensors: Tensors) -> list[Params]:
-    return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params]
+    return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params, tensors.transform]
 
 
 def by_hand(problem: Problem, tasks: Any) -> Outer:
@@ -75,7 +75,7 @@ def by_hand(problem: Problem, tasks: Any) -> Outer:
     ]
     start, fixed = leaves[0], leaves[1]
     rates = leaves[2 : 2 + len(tensors.rates)]
-    of_steps = leaves[2 + len(tensors.rates) :]
+    *of_steps, of_transform = leaves[2 + len(tensors.rates) :]
     losses, outputs = [], []
     for i in range(len(pytree.tree_leaves(tasks)[0])):
         task = pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
@@ -91,9 +91,12 @@ def by_hand(problem: Problem, tasks: Any) -> Outer:
                     loss, list(at.values()), create_graph=second, allow_unused=True,
                     materialize_grads=True,
                 )  # fmt: skip
+                stepped = dict(zip(at, gradients, strict=True))
+                if problem.transform is not None:
+                    stepped = problem.transform.function(stepped, of_transform)
                 at = {
-                    name: tensor - problem.lr * (rates[step][name] if rates else 1) * gradient
-                    for (name, tensor), gradient in zip(at.items(), gradients, strict=True)
+                    name: tensor - problem.lr * (rates[step][name] if rates else 1) * stepped[name]
+                    for name, tensor in at.items()
                 }
             loss, last = problem.query(at | still, task, step)
             weights = problem.query_weights
@@ -109,5 +112,5 @@ def by_hand(problem: Problem, tasks: Any) -> Outer:
     )
     of_groups = [{name: next(found) for name in group} for group in leaves]
     n = 2 + len(tensors.rates)
-    gradients = Tensors(of_groups[0], of_groups[1], of_groups[2:n], of_groups[n:])
+    gradients = Tensors(*of_groups[:2], of_groups[2:n], of_groups[n:-1], of_groups[-1])
     return Outer(gradients, torch.stack(losses).detach(), torch.stack(outputs))

@@ -256,8 +256,7 @@ class _Loop:
                     self.v[name] = self.v[name] + of_each
                     self.pulled_to_start[name] = self.pulled_to_start.get(name, 0) - pull
         if problem.step_params:
-            own, self.v = self._take_out(step, self.v, summed=first)
-            self.of_steps.insert(0, own)
+            self.of_steps.insert(0, self._take_out(step, summed=first))
         if step and problem.query_weight(step - 1):
             if problem.step_params:
                 at = self.derivatives.put(at, problem.step_params[step - 1])
@@ -275,15 +274,15 @@ class _Loop:
         found = self.derivatives.leave(gradients) if self.derivatives.whole else gradients
         return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}
 
-    def _take_out(self, step: int, v: Params, *, summed: bool) -> tuple[Params, Params]:
-        """Return Σ over tasks of a step's own parameters' rows of v, and v with zeros there."""
-        total = v if summed else {name: sum_rows(tensor) for name, tensor in v.items()}
-        of_step = self.problem.step_params[step]
-        own = {name: self.derivatives.leave(total)[name] for name in of_step}
-        nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
-        if summed:
-            return own, v
-        return own, self.derivatives.put(v, nothing)
+    def _take_out(self, step: int, *, summed: bool) -> Params:
+        """Return Σ over tasks of a step's own parameters' rows of v, and leave zeros there."""
+        of_step, total = self.problem.step_params[step], self.v
+        if not summed:
+            total = {name: sum_rows(tensor) for name, tensor in self.v.items()}
+            nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
+            self.v = self.derivatives.put(self.v, nothing)
+        left = self.derivatives.leave(total)
+        return {name: left[name] for name in of_step}
 
 
 def _kept_between(first: int, end: int, room: int) -> set[int]:

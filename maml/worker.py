@@ -22,7 +22,7 @@ from maml.errors import UserError
 from maml.execution import compiled
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.learners import Learner, asked, build_learner, one_by_one
+from maml.learners import Learner, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
 from maml.metagradient import by_task, differentiate
 from maml.metagradient.batching import NotRepeatedError, batching_of
@@ -119,7 +119,7 @@ class Worker:
         """Differentiate two tasks, those of a user's own learner or network also one by one.
 
         Training computes tasks one by one where the two differ, where tasks cannot be batched or
-        draw random numbers, and where one task is work enough (`maml.execution.work`).
+        draw random numbers, and where one task is work enough (`one_by_one.is_heavy`).
         """
         if not self._theirs:
             self._choose_by_work()
@@ -133,7 +133,7 @@ class Worker:
             self.learner.batching = "tasks"
             if isinstance(made, list):  # their sets may be of any sizes
                 return
-            one_by_one.check(self.learner, params, made, self.learner.last_phase)
+            self.learner.checked_way(params, made, self.learner.last_phase)
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run: what it raises is what training would.
             heavy = one_by_one.is_heavy(self.learner, params, made)
@@ -216,7 +216,7 @@ class Worker:
             return None
         with self._naming_theirs():
             first = next(by_task.one_by_one(self.evaluation(split).tasks(torch.arange(1))))
-            if not isinstance(first, Task) or not asked.mixes(self.learner, first.query_x[0]):
+            if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
                 return None
         name = self.config.network
         return f"--network {name} answers an example by the others that are asked together with it"
@@ -286,7 +286,7 @@ class Worker:
     ) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient.
 
-        ``models``: one, or the several of an ensemble (`asked.evaluate_together`).
+        ``models``: one, or the several of an ensemble (`Learner.evaluate_together`).
         """
         here = [self._here(each) for each in ([models] if isinstance(models, dict) else models)]
 
@@ -294,7 +294,7 @@ class Worker:
             if isinstance(models, dict):
                 metrics = own.evaluate(here[0], tasks)
             else:
-                metrics = asked.evaluate_together(own, here, tasks)
+                metrics = own.evaluate_together(here, tasks)
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
         rows = self.evaluated(learner, split, ids, row)

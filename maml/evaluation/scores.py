@@ -59,9 +59,9 @@ def of_tasks(
 ) -> Tensor:
     """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
 
-    ``models``: one, or the several of an ensemble (`maml.learners.asked`), in this process alone.
-    Return each task's metrics, ``[tasks, len(evaluation_names)]``. Where examples run out, it ends:
-    to see them twice would narrow the interval for nothing.
+    ``models``: one, or the several of an ensemble, in this process alone. Return each task's
+    metrics, ``[tasks, len(evaluation_names)]``. Where examples run out, it ends: to see them twice
+    would narrow the interval for nothing.
     """
     config, worker = strategy.config, strategy.worker
     tasks = there_are(tasks, worker, split)

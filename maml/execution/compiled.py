@@ -116,7 +116,8 @@ class Compiled:
                 _compare(run(*others), expected, TOLERANCE)
         except Exception as error:
             self._given_up = True
-            self._say(f"{_first_line(error)}; computing without", warns=True)
+            first, *_ = (str(error).strip() or type(error).__name__).splitlines()
+            self._say(f"{first[:200]}; computing without", warns=True)
             return None
         if self._speaks:
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
@@ -151,10 +152,6 @@ def _other(x: Tensor) -> Tensor:
     if not x.dim():
         return x
     return x.flip(tuple(range(x.dim()))) * 0.97 if x.is_floating_point() else x.flip(-1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def record(
@@ -255,8 +252,7 @@ def _quietly() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         log.setLevel(level)

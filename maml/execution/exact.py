@@ -6,6 +6,7 @@ operations it is right. Group norms and RMS norms are as they are. An embedding'
 the first task alone, and its frequencies are those of all tasks together.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,28 +15,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-_RUNNING = ("running_mean", "running_var")
-_ARGUMENTS: dict[Callable[..., Any], tuple[str, ...]] = {
-    F.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
-    torch.layer_norm: ("input", "normalized_shape", "weight", "bias", "eps", "cudnn_enable"),
-    torch.native_layer_norm: ("input", "normalized_shape", "weight", "bias", "eps"),
-    F.instance_norm: (
-        *("input", *_RUNNING, "weight", "bias", "use_input_stats", "momentum", "eps"),
-    ),
-    torch.instance_norm: (
-        *("input", "weight", "bias", *_RUNNING, "use_input_stats", "momentum", "eps"),
-        "cudnn_enabled",
-    ),
-    F.batch_norm: ("input", *_RUNNING, "weight", "bias", "training", "momentum", "eps"),
-    torch.batch_norm: (
-        *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps", "cudnn_enabled"),
-    ),
-    torch.native_batch_norm: (
-        *("input", "weight", "bias", *_RUNNING, "training", "momentum", "eps"),
-    ),
+_ARGUMENTS: dict[Callable[..., Any], list[str]] = {
+    function: [*inspect.signature(function).parameters]
+    for function in (F.layer_norm, F.instance_norm, F.batch_norm, F.embedding)
 }
-"""What torch's normalisations take, in order."""
+"""The names of what functions of torch take, in order."""
+_OF_C = ("layer_norm", "native_layer_norm", "instance_norm", "batch_norm", "native_batch_norm")
+for _name in _OF_C:
+    _schema = getattr(torch.ops.aten, _name).default._schema
+    _ARGUMENTS[getattr(torch, _name)] = [argument.name for argument in _schema.arguments]
 
+_RUNNING = ("running_mean", "running_var")
 _INSTANCES = (F.instance_norm, torch.instance_norm)
 _WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
 """These return the mean and 1/σ as well."""
@@ -48,20 +38,16 @@ class Exact(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _ARGUMENTS:
-            given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
-            # By given statistics it is a product and a sum, which torch batches rightly. Running
-            # ones that are to change are refused by torch.
-            if all(given.get(name) is None for name in _RUNNING):
-                return _normalised(func, **given)
+        if func not in _ARGUMENTS:
+            return func(*args, **kwargs)
+        given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
         if func is F.embedding:
-            return _embedded(**dict(zip(_OF_EMBEDDING, args, strict=False)) | kwargs)
-        return func(*args, **kwargs)
-
-
-_OF_EMBEDDING = (
-    "input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse",
-)  # fmt: skip
+            return _embedded(**given)
+        # By given statistics it is a product and a sum, which torch batches rightly. Running ones
+        # that are to change are refused by torch.
+        if any(given.get(name) is not None for name in _RUNNING):
+            return func(*args, **kwargs)
+        return _normalised(func, **given)
 
 
 def _embedded(

@@ -21,7 +21,7 @@ class Traced:
     It is without gradients, and its operations do not depend on values. Copies are not traced.
     """
 
-    def __init__(self, function: Callable[..., Any], *, each: bool = False) -> None:
+    def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
         """``each``: the arguments have a leading dimension that ``function`` does not know of."""
         self._given = function, each
         self._function = torch.func.vmap(function) if each else function
@@ -50,9 +50,5 @@ class Traced:
 
         return make_fx(flat)(*tensors)
 
-    def __getstate__(self) -> Any:
-        return self._given
-
-    def __setstate__(self, given: Any) -> None:
-        function, each = given
-        Traced.__init__(self, function, each=each)
+    def __reduce__(self) -> Any:
+        return Traced, self._given

@@ -1,9 +1,9 @@
-"""Learners: what a task's outer loss is. One file a learner, with its facts; none is named here."""
+"""Learners: what a task's outer loss is. Files state their learners' facts; none is named here."""
 
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner
-from maml.learners.metric_names import check_metric_names
+from maml.learners.objectives import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
 from maml.seeds import drawn

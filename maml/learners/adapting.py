@@ -19,6 +19,7 @@ from torch import nn
 from maml.errors import UserError
 from maml.networks.headless import head_prefix, in_short
 from maml.networks.ordinary import norm_parameters, own_name
+from maml.params import Params
 
 
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
@@ -84,3 +85,20 @@ def _rate(text: str, why: str) -> float:
     if not 0 <= rate <= torch.finfo(torch.float32).max:
         raise UserError(f"{why}: the rate {text!r} is no number of at least 0")
     return rate
+
+
+def tree(params: Params) -> nn.Module:
+    """Return a module whose parameters have these names, dots and all; it is never called.
+
+    So a learner keeps one tensor for each that adapts.
+    """
+    root = nn.Module()
+    for name, tensor in params.items():
+        *path, last = name.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        module.register_parameter(last, nn.Parameter(tensor.detach().clone()))
+    return root

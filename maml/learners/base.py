@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets.components import is_theirs
 from datasets.episodes import Episodes
@@ -16,10 +18,11 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of
-from maml.learners.objectives import REGRESSION, Given, objective
-from maml.metagradient import differentiate, unrolled
+from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.metagradient import differentiate, draws, unrolled
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Problem, called
+from maml.networks import mixing
 from maml.networks.calls import apply
 from maml.networks.conv4 import allow_kernels, obstacle
 from maml.networks.headless import given_to_head
@@ -27,6 +30,10 @@ from maml.networks.loss import NetworkLoss
 from maml.networks.ordinary import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
+from maml.seeds import kept
+
+MOST_CHECKED = 64
+"""Sizes of tasks that are remembered: those of episodes that are acted are many."""
 
 
 class Predictions(NamedTuple):
@@ -59,7 +66,7 @@ class Learner(nn.Module, ABC):
 
     Attributes:
         metric_names: The metrics that `metrics` returns, in order; some names are taken
-            (`maml.learners.metric_names`).
+            (`maml.learners.objectives`).
         objective: What answers are scored by: a loss, and metrics.
         criterion: What `loss` is, unless a subclass overrides that: the objective's, or another.
         batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
@@ -84,13 +91,14 @@ class Learner(nn.Module, ABC):
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
-        self.draws, self.checked = False, set[int]()
+        self.draws = False
+        self.checked: dict[Any, differentiate.Way] = {}
         if given is not None:
             self.network, self.objective = given
             self.contents = Contents(None, classifies=self.objective is not REGRESSION)
         else:
             self.contents = data_contents(config)
-            self.objective = objective(self.contents.classifies)
+            self.objective = CLASSIFICATION if self.contents.classifies else REGRESSION
             any_outputs = self.any_outputs or not self._is_own("loss")
             outputs = self.outputs(config)
             self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
@@ -210,12 +218,12 @@ class Learner(nn.Module, ABC):
         """Return the support and the query loss as `Problem` takes them: one that nobody has
         overridden is the network's own, which compiled kernels can compute.
         """
-        return {part: self._stated(part) for part in ("support", "query")}
-
-    def _stated(self, part: Any) -> Any:
-        if not all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
-            return getattr(self, f"{part}_loss")
-        return NetworkLoss(self.network, part, self.criterion)
+        found: dict[str, Any] = {"support": self.support_loss, "query": self.query_loss}
+        part: Any
+        for part in found:
+            if all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
+                found[part] = NetworkLoss(self.network, part, self.criterion)
+        return found
 
     def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
         # Nobody overrides a method, in a subclass of ``of`` or in this object.
@@ -239,16 +247,38 @@ class Learner(nn.Module, ABC):
         """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
         Raises `RuntimeError` for a meta-parameter that no loss depends on: a mistake, not a zero.
         """
+        way = self.config.meta_gradient
+        if not checked:
+            way = self.checked_way(meta_params, tasks, phase)
         found = differentiate.meta_gradient(
             lambda params: self.training_problem(params, phase),
             meta_params,
             tasks,
-            self.config.meta_gradient,
+            way,
             self.batching,
-            checked=checked,
-            frozen=self.frozen,
+            checked=True,
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
+
+    def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> differentiate.Way:
+        """Do as `differentiate.checked_way` does, once a phase and size of tasks.
+
+        ``tasks`` may be a list of batches of one, of any sizes: they are looked at once a phase.
+        """
+        # Of a larger set, losses may read other parameters.
+        leaves = [] if isinstance(tasks, list) else pytree.tree_leaves(tasks)
+        key = (phase, *meta_params, *(leaf.shape[1:] for leaf in leaves))
+        if key not in self.checked:
+            if len(self.checked) > MOST_CHECKED:
+                self.checked.clear()
+            params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
+            with kept(), draws.of_task(draws.NONE), torch.enable_grad():
+                problem = self.training_problem(params, phase)
+                way = differentiate.checked_way(
+                    problem, tasks, self.config.meta_gradient, self.frozen
+                )
+            self.checked[key] = way
+        return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
         """Return all parameters after ``steps`` inner steps on one task, by their own names."""
@@ -262,18 +292,14 @@ class Learner(nn.Module, ABC):
         return Adapted(problem, differentiate.adapt(problem, tasks, self.batching))
 
     @torch.no_grad()
-    def predict(self, adapted: Adapted, tasks: Task) -> Predictions:
-        """Answer the queries of the B tasks that ``adapted`` has adapted to."""
-        problem, at = adapted
+    def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
+        """Adapt to each of B tasks, and answer its queries."""
+        problem, at = self.adapt(meta_params, tasks, steps)
 
         def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
             return self.answers(problem.params(at, problem.last_step), task)
 
         return Predictions(*each_task(answer, self.batching)(at, tasks))
-
-    def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
-        """Adapt to each of B tasks, and answer its queries."""
-        return self.predict(self.adapt(meta_params, tasks, steps), tasks)
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
@@ -296,6 +322,32 @@ class Learner(nn.Module, ABC):
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
         steps = self.config.eval_inner_steps
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
+
+    def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
+        """Return the `scores` of an ensemble: of its models' mean outputs; each adapts by itself.
+
+        For a classifier, outputs are logits: their mean, not that of probabilities, is what
+        MAML++'s released code takes (experiment_builder.py). A `UserError` refuses a learner that
+        is not evaluated by its outputs, as one that acts.
+        """
+        if type(self).evaluate is not Learner.evaluate:
+            name = self.config.learner
+            raise UserError(f"--ensemble: --learner {name} is not evaluated by its outputs")
+        steps = self.config.eval_inner_steps
+        answers = [self.predictions(params, tasks, steps) for params in models]
+        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
+        return self.scores(together, tasks.query_y)
+
+    def mixes(self, x: Tensor) -> bool:
+        """Say whether the network answers an example of ``x [E, …]`` by the others of its set.
+
+        Then no answer is non-transductive (`maml.networks.mixing`); of `answers` that its author
+        overrides nothing is known.
+        """
+        stated = type(self).answers.__module__.startswith("maml.")
+        if not stated or type(self).call_network is not Learner.call_network:
+            return False
+        return mixing.mixes(self.network, x)
 
     def _measured(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         found = self.metrics(outputs, y)

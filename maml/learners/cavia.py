@@ -90,7 +90,7 @@ class CAVIA(MAML):
         )
 
     def modulated(self, params: Params) -> Params:
-        """See `Stated.modulated`: the network's weights as the context has them."""
+        """See `Learner.modulated`: the network's weights as the context has them."""
         if "context" not in params:
             return params
         by = params["modulation"] @ params["context"]

@@ -41,13 +41,12 @@ def training_task(config: Config) -> tuple[int, int]:
     Reptile's preset has ten shots while training. With another learner these are nobody's.
     """
     reads = registry.learner(config.learner).reads
-
-    def of(name: str) -> int:
-        own = f"train_{name}" if reads is None or f"train_{name}" in reads else name
-        found: int = getattr(config, own) or getattr(config, name)
-        return found
-
-    return of("ways"), of("shots")
+    ways, shots = config.ways, config.shots
+    if reads is None or "train_ways" in reads:
+        ways = config.train_ways or ways
+    if reads is None or "train_shots" in reads:
+        shots = config.train_shots or shots
+    return ways, shots
 
 
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:

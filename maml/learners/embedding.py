@@ -3,10 +3,11 @@
 Shape legend: S support and E query examples of a task, F features, N ways.
 """
 
+import math
 from abc import abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.config import Config
@@ -18,6 +19,22 @@ from maml.networks.headless import without_head
 from maml.networks.ordinary import own_name
 from maml.networks.statistics import Statistics
 from maml.params import Params
+
+COMPONENTS = {
+    "protonet": {
+        "attribute": "ProtoNet",
+        "adapts_at_test": False,
+        "help": "the nearest mean of a class's features",
+        "reads": ("train_ways", "train_shots", "shots", "queries", "eval_queries"),
+        "refuses": {"meta_gradient": {"mixed": "has no inner loop"}},
+        "ignores": {"head_init": "takes the output layer off"},
+    },
+    "r2d2": {
+        "like": "protonet",
+        "attribute": "R2D2",
+        "help": "ridge regression on features, in closed form",
+    },
+}
 
 
 class Embedding(Learner):
@@ -105,6 +122,45 @@ class Embedding(Learner):
         return jointly, self._of_features(params, torch.cat([support, query]), task, ways)
 
 
+class ProtoNet(Embedding):
+    """Prototypical Networks (Snell et al. 2017, arXiv:1703.05175).
+
+    A query's logit for a class is minus its squared distance to the class's mean feature.
+    """
+
+    def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
+        """Return −‖f − c_k‖² (equations 1 and 2)."""
+        return -squared_distances(query, prototypes(support, one_hot))
+
+
+class R2D2(Embedding):
+    """R2D2, ridge regression as the classifier (Bertinetto et al. 2019, arXiv:1805.08136).
+
+    A query's logits are those of a ridge regression of the classes on the support features.
+
+    W = Xᵀ (X Xᵀ + λ I)⁻¹ Y (equation 4: a system of as many unknowns as support examples) and
+    logits α X' W (equation 6), with a column of ones in X for the bias, and with X and Y divided by
+    √S, as in the released code. λ and α are learned, as logarithms, so that they stay positive: the
+    released code learns α itself and has λ by a flag. Equation 6 has a shift β of all logits, too,
+    which no softmax sees.
+    """
+
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
+        dtype = getattr(torch, config.dtype)
+        self.log_lambda = nn.Parameter(torch.zeros((), dtype=dtype))
+        self.log_alpha = nn.Parameter(torch.full((), math.log(10.0), dtype=dtype))
+
+    def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
+        """Solve for each query's logits, without the weights: α X' Xᵀ (X Xᵀ + λ I)⁻¹ Y."""
+        scale = len(support) ** -0.5
+        x = torch.cat([support, torch.ones_like(support[:, :1])], dim=1) * scale
+        queries = torch.cat([query, torch.ones_like(query[:, :1])], dim=1)
+        eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
+        solution = torch.linalg.solve(x @ x.T + params["log_lambda"].exp() * eye, one_hot * scale)
+        return params["log_alpha"].exp() * (queries @ (x.T @ solution))
+
+
 def both(task: Task) -> Tensor:
     """Return the support and the query set of a task as one set."""
     return torch.cat([task.support_x, task.query_x])
@@ -113,3 +169,13 @@ def both(task: Task) -> Tensor:
 def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
     """Return labels ``[S]`` as ``[S, N]`` zeros and ones, of the dtype of ``like``."""
     return (labels[:, None] == torch.arange(ways, device=like.device)).to(like.dtype)
+
+
+def prototypes(support: Tensor, one_hot: Tensor) -> Tensor:
+    """Return the mean feature of each class, ``[N, F]``: of ``[S, F]``, by ``[S, N]``."""
+    return (one_hot / one_hot.sum(0)).T @ support
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``[E, N]``: of ``[E, F]`` to ``[N, F]``; from differences, not from products."""
+    return (a[:, None] - b).square().sum(-1)

@@ -18,8 +18,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Adapted, Learner
-from maml.learners.embedding import one_hot
-from maml.learners.protonet import prototypes, squared_distances
+from maml.learners.embedding import one_hot, prototypes, squared_distances
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem

@@ -2,22 +2,25 @@
 
 ANIL (Raghu et al. 2020, arXiv:1909.09157, section 4) adapts the output layer alone, BOIL (Oh et al.
 2021, arXiv:2008.08882, section 3) all but the output layer. Both are MAML with another ``--adapt``,
-and first-order MAML (section 5.2) is MAML with ``--order first``.
+and first-order MAML (section 5.2) is MAML with ``--order first``. Meta-SGD (Li et al. 2017,
+arXiv:1707.09835) learns the inner rates as well.
 """
 
+import dataclasses
 import functools
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 
 from datasets.flags import flag
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.learners.adapting import adapting
+from maml.learners.adapting import adapting, tree
 from maml.learners.base import Learner
 from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
-from maml.params import Params
+from maml.params import Params, without_prefix
 
 COMPONENTS = {
     "maml": {
@@ -30,6 +33,12 @@ COMPONENTS = {
     },
     "anil": {"like": "maml", "help": "maml whose output layer alone adapts", "adapts": "@head"},
     "boil": {"like": "maml", "help": "maml whose output layer does not adapt", "adapts": "@body"},
+    "metasgd": {
+        "like": "maml",
+        "attribute": "MetaSGD",
+        "help": "learns an inner rate for each weight, too",
+        "refuses": {"inner_steps": {0: "would have no use for its rates"}},
+    },
 }  # fmt: skip
 
 
@@ -96,3 +105,29 @@ class MAML(Learner):
             order=self.config.order,
             rates=rates,
         )
+
+
+class MetaSGD(MAML):
+    """MAML that learns, beside the initial weights θ, an inner rate α for each of them.
+
+    θ' = θ − α ∘ ∇L(θ) (equation 3), as often as ``--inner-steps`` says (the paper: once); any
+    ``--inner-optimizer``'s updates in place of the gradient. Rates begin at ``--inner-lr``,
+    times what ``--adapt`` says.
+    """
+
+    def __init__(self, config: Config, given: Given | None = None) -> None:
+        super().__init__(config, given)
+        weights = self.network_weights(self.meta_parameters())
+        # The names of what adapts: ``rates.…`` for ``network.…``.
+        self.rates = tree(
+            {
+                name: torch.full_like(weights[name], config.inner_lr * rate)
+                for name, rate in self.adapting.items()
+            }
+        )
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        """MAML's, with the same learned rates at each step."""
+        rates = without_prefix(meta_params, "rates.")
+        problem = super().problem(meta_params, steps)
+        return dataclasses.replace(problem, lr=1.0, rates=[rates] * steps)

@@ -7,9 +7,9 @@ import torch
 from datasets.flags import flag
 from maml.config import Config
 from maml.errors import UserError
+from maml.learners.adapting import tree
 from maml.learners.maml import MAML
 from maml.learners.objectives import Given
-from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.networks.ordinary import norm_parameters, to_buffers
 from maml.params import Params, without_prefix

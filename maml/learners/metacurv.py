@@ -3,12 +3,11 @@
 import dataclasses
 
 import torch
-from torch import Tensor
 
 from maml.config import Config
+from maml.learners.adapting import tree
 from maml.learners.maml import MAML
 from maml.learners.objectives import Given
-from maml.learners.trees import tree
 from maml.metagradient.problem import Problem, Transform
 from maml.params import Params, without_prefix
 
@@ -54,18 +53,14 @@ def curved(gradients: Params, matrices: Params) -> Params:
     for name, gradient in gradients.items():
         axes = _axes(gradient.shape)
         folded = gradient.reshape(*axes.values())
-        found[name] = _product(folded, [matrices[f"{name}.{axis}"] for axis in axes]).reshape(
-            gradient.shape
-        )
+        for place, axis in enumerate(axes):
+            matrix = matrices[f"{name}.{axis}"]
+            if axis == "each":
+                folded = matrix * folded
+            else:
+                folded = torch.tensordot(matrix, folded, dims=([1], [place])).movedim(0, place)
+        found[name] = folded.reshape(gradient.shape)
     return found
-
-
-def _product(gradient: Tensor, matrices: list[Tensor]) -> Tensor:
-    if gradient.dim() == 1:
-        return matrices[0] * gradient
-    for axis, matrix in enumerate(matrices):
-        gradient = torch.tensordot(matrix, gradient, dims=([1], [axis])).movedim(0, axis)
-    return gradient
 
 
 def _axes(shape: torch.Size) -> dict[str, int]:

@@ -12,20 +12,25 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maml.execution.threads import spread
-from maml.execution.work import Work
 from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
-from maml.metagradient.reading import check_read
 from maml.params import Params
 from maml.seeds import kept
 
 T = TypeVar("T")
+HEAVY = 500_000
+"""Multiplications and additions of one operation, from which on tasks are computed one by one.
+
+With less, what an operation costs beside its work counts: ``torch.func.vmap`` pays it once for all
+tasks. With more, one task fills a core, and for all together results leave the cache. Two cores
+break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
+"""
 _ALONE = threading.RLock()
 """The global generators are one for all threads: one call at a time draws from them."""
 
@@ -45,13 +50,9 @@ def outer_gradient(
 ) -> OuterGradient:
     """Return what `Learner.outer_gradient` does; `Learner.draws` becomes true if the tasks draw.
 
-    Args:
-        learner: The learner.
-        meta_params: ``{name: […]}``.
-        tasks: B tasks; or a list, each a batch of one, of any sizes. Then there are no outputs.
-        where: Where each task's draws come from, if there are any.
-        phase: Of the tasks.
-        call: Calls a function of the meta-parameters and a task, in its own way (``--compile``).
+    ``tasks`` may be a list, each a batch of one, of any sizes: then there are no outputs. ``where``
+    is as in `each`. ``call`` calls a function of the meta-parameters and a task, in its own way
+    (``--compile``).
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:
@@ -60,7 +61,7 @@ def outer_gradient(
             return gradient(meta_params, task)
         return call(gradient, meta_params, task)
 
-    check(learner, meta_params, tasks, phase)
+    learner.checked_way(meta_params, tasks, phase)
     sums: Params = {}
     found = []
     with _ALONE if learner.draws else contextlib.nullcontext(), kept():
@@ -114,18 +115,31 @@ def each(
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
-    """Say whether an operation on one task is work enough for a core (`maml.execution.work`)."""
-    with kept(), draws.of_task(draws.NONE), Work() as work:
+    """Say whether an operation on one task is work enough for a core."""
+    with kept(), draws.of_task(draws.NONE), _Work() as work:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
-    return work.is_heavy
+    return work.flops >= HEAVY * max(work.operations, 1)
 
 
-def check(learner: Learner, meta_params: Params, tasks: Any, phase: int) -> None:
-    """Refuse losses of a phase as `maml.metagradient.reading.check_read` does; once a phase."""
-    if phase in learner.checked:
-        return
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
-    with kept(), draws.of_task(draws.NONE), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        check_read(learner.training_problem(leaves, phase), tasks, learner.frozen)
-    learner.checked.add(phase)
+class _Work(TorchDispatchMode):
+    """A context that counts operations, and their multiplications and additions: ``flops``."""
+
+    def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # late: it imports triton
+
+        super().__init__()
+        self.operations = self.flops = 0
+        self._registry = flop_registry
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, for a second and a half
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **kwargs or {})
+        self.operations += 1
+        count = self._registry.get(getattr(func, "_overloadpacket", None))
+        if count is not None:
+            self.flops += count(*args, **kwargs or {}, out_val=found)
+        return found

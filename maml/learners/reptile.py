@@ -9,10 +9,10 @@ from torch import nn
 from datasets.episodes import Episodes, shuffled
 from datasets.flags import RESULT, flag
 from maml.config import Config
+from maml.learners.adapting import tree
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION, Given
-from maml.learners.trees import tree
 from maml.metagradient.problem import Problem
 from maml.metagradient.rules import Moment
 from maml.networks.loss import LossOfBatches, MiniBatches, NetworkLoss
@@ -68,9 +68,6 @@ class Reptile(MAML):
     were sums over a mini-batch, as they are in the released code: where a test's mini-batches are
     half as large as those of training, its steps are half as long. Without, it begins anew with
     each task: every weight then moves by about as much in each step, also where a task is learned.
-
-    Attributes:
-        keeps_moment: Whether it does.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

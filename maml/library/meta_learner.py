@@ -256,7 +256,7 @@ class MetaLearner(nn.Module):
         tells = len(alike) >= TRIED and self.training not in self._told
         if known is not None and not tells:
             return known
-        one_by_one.check(own, params, tasks, self._phase)
+        own.checked_way(params, tasks, self._phase)
         some = _joined(alike[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(

@@ -17,7 +17,7 @@ from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, recorded_content
-from maml.learners import Learner, asked, build_learner
+from maml.learners import Learner, build_learner
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs
 from maml.library.alone import alone
@@ -257,7 +257,7 @@ class AdaptedModel:
         """Return the outputs ``[E, N]`` that `predict` makes probabilities of, on the CPU."""
         model = self._model
         x = model.examples(query_x, "query_x")
-        if batch_statistics == "support" and asked.mixes(model.learner, x):
+        if batch_statistics == "support" and model.learner.mixes(x):
             raise UserError(
                 f'batch_statistics "support": --network {model.config.network} answers an example '
                 'by the others that are asked together with it; ask for "query"'

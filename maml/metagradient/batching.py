@@ -87,8 +87,8 @@ def batching_of(
         if draw or heavy:
             return Found("tasks", draws=draw)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about the speed of what may not be chosen
+            # They are about the speed of what may not be chosen.
+            with warnings.catch_warnings(action="ignore"):
                 batched = by("vmap", *given)
         except Exception:
             return Found("tasks", draws=False)

@@ -19,20 +19,20 @@ def each_task(function: Callable[..., Any], batching: Batching) -> Callable[...,
     """Return a function of one task as one of B tasks: what it takes and returns is ``[B, …]``."""
     if batching == "vmap":
         return torch.func.vmap(function)
-    return lambda *arguments: stacked([function(*own) for own in unstacked(arguments)])
+
+    def each(*arguments: Any) -> Any:
+        found = [function(*own) for own in unstacked(arguments)]
+        if len(found) == 1:  # without a copy
+            return pytree.tree_map(lambda part: part[None], found[0])
+        return pytree.tree_map(lambda *parts: torch.stack(parts), *found)
+
+    return each
 
 
 def unstacked(tasks: Any) -> Iterator[Any]:
     """Yield each of B tasks, a nest of tensors ``[B, …]``, without the leading dimension."""
     for i in range(n_tasks_of(tasks)):
         yield pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
-
-
-def stacked(results: list[Any]) -> Any:
-    """Return results for one task each as one for all, ``[B, …]``."""
-    if len(results) == 1:  # without a copy
-        return pytree.tree_map(lambda part: part[None], results[0])
-    return pytree.tree_map(lambda *parts: torch.stack(parts), *results)
 
 
 def one_by_one(tasks: Any) -> Iterator[Any]:

@@ -15,14 +15,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from maml.kernels.derivatives import Derivatives
-from maml.metagradient import displacement, draws, forward_over_reverse, implicit, unrolled
+from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, n_tasks_of, one_by_one
 from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.native import named, native
+from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import check_read
 from maml.params import Params
+from maml.seeds import kept
 
 T = TypeVar("T")
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -52,7 +53,9 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     derivatives = native(problem)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
-        return named(derivatives, at, problem.start)
+        still = {n: t.detach() for n, t in problem.start.items() if n in derivatives.absent}
+        moved = derivatives.leave(at) | of_each_task(still, n_tasks_of(tasks))
+        return {name: moved[name] for name in problem.start}
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
     alone = FunctionDerivatives(problem, alone=True)
@@ -61,11 +64,17 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
 
 
 def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
-    """Return what is computed of each task, a batch of one; losses draw by the task's address."""
-    with draws.of_call() as address:
-        found = []
+    """Return what is computed of each task, a batch of one; losses draw by the task's address.
+
+    Where nobody said it, the global generator of torch says where the addresses begin: two calls
+    draw otherwise, and ``torch.manual_seed`` repeats them.
+    """
+    if draws.HERE.address is not None:
+        return [compute(task) for task in one_by_one(tasks)]
+    seed, found = int(torch.randint(2**62, ())), []
+    with kept():
         for place, task in enumerate(one_by_one(tasks)):
-            with draws.of_task(address(place)):
+            with draws.of_task(draws.Address(seed, "", place)):
                 found.append(compute(task))
     return found
 
@@ -116,9 +125,9 @@ def differentiate(
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Differentiate by the derivatives of the losses alone: memory does not grow with the steps."""
     if problem.implicit is not None:
-        return implicit.at_solution(problem, tasks, derivatives)
+        return at_end.at_solution(problem, tasks, derivatives)
     if problem.displacement:
-        return displacement.displaced(problem, tasks, derivatives)
+        return at_end.displaced(problem, tasks, derivatives)
     return forward_over_reverse.step_by_step(problem, tasks, derivatives)
 
 
@@ -133,6 +142,15 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     return Outer(gradients, losses, outputs, found[0].end)
 
 
+def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
+    """Refuse losses as `check_read` does; return the way, that of kernels if they read what moves.
+
+    The problem's tensors require gradients.
+    """
+    moved_by_kernels = check_read(problem, tasks, frozen)
+    return "mixed" if way == "auto" and moved_by_kernels else way
+
+
 @torch.enable_grad()
 def meta_gradient(
     state: Callable[[Params], Problem],
@@ -142,31 +160,15 @@ def meta_gradient(
     batching: Batching = "vmap",
     *,
     checked: bool = False,
-    frozen: Collection[str] = (),
 ) -> OuterGradient:
-    """Differentiate the outer loss summed over B tasks by meta-parameters.
+    """Differentiate the outer loss of B tasks by meta-parameters: see `maml.meta_gradient`.
 
-    Args:
-        state: What states the problem, given meta-parameters; it may compute the problem's tensors
-            from them by any differentiable function.
-        meta_params: ``{name: […]}``; not changed.
-        tasks: As in `differentiate`.
-        way: As in `differentiate`.
-        batching: As in `differentiate`.
-        checked: Whether the losses are known to read the parameters that they should.
-        frozen: Parameters that they need not read.
-
-    Raises:
-        RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
-            parameter that no loss reads: mistakes, not zeros.
+    ``checked``: whether the losses are known to read the parameters that they should.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)
     if not checked:
-        by_kernels = check_read(problem, tasks, frozen)
-        moving = {*problem.start, *(n for of_step in problem.step_params[:1] for n in of_step)}
-        if way == "auto" and moving & by_kernels:
-            way = "mixed"
+        way = checked_way(problem, tasks, way)
     outer = differentiate(problem, tasks, way, batching)
     gradients = problem.tensors().pull_back(outer.gradients, leaves)
     return OuterGradient(gradients, outer.losses, outer.outputs, end=outer.end)

@@ -8,13 +8,13 @@ the way back draws the same, and so does another process, or a run that goes on.
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from maml.seeds import begin, kept, seed_of
+from maml.seeds import begin, seed_of
 
 
 class Address(NamedTuple):
@@ -28,40 +28,24 @@ class Address(NamedTuple):
 NONE = Address(0, "", -1)
 """Of losses that are known not to draw."""
 
-_LOCAL = threading.local()
+
+class _Here(threading.local):
+    """The address of the task that this thread computes; None where nobody said it."""
+
+    address: Address | None = None
+
+
+HERE = _Here()
 
 
 @contextlib.contextmanager
 def of_task(address: Address) -> Iterator[None]:
     """Let the losses that this thread calls inside draw by a task's address."""
-    before = address_here()
-    _LOCAL.address = address
+    before, HERE.address = HERE.address, address
     try:
         yield
     finally:
-        _LOCAL.address = before
-
-
-def address_here() -> Address | None:
-    """Return the address of the task that this thread computes; None where nobody said it."""
-    address: Address | None = getattr(_LOCAL, "address", None)
-    return address
-
-
-@contextlib.contextmanager
-def of_call() -> Iterator[Callable[[int], Address]]:
-    """Yield the addresses of a call's tasks, by their place.
-
-    Where nobody said them, the global generator of torch says where they begin: two calls draw
-    otherwise, and ``torch.manual_seed`` repeats them.
-    """
-    here = address_here()
-    if here is not None:
-        yield lambda place: here
-        return
-    seed = int(torch.randint(2**62, ()))
-    with kept():
-        yield lambda place: Address(seed, "", place)
+        HERE.address = before
 
 
 @contextlib.contextmanager
@@ -71,7 +55,7 @@ def at(part: str, step: int) -> Iterator[None]:
     The global generators are one for all threads, so one thread computes all tasks. They stay as
     they are left: `maml.seeds.kept` is to be around all tasks of a call.
     """
-    address = address_here()
+    address = HERE.address
     if address is None or address is NONE:
         yield
         return

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maml.kernels.derivatives import Derivatives, Gradient, of_each_task
+from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient.by_task import n_tasks_of
 from maml.metagradient.problem import End, Outer, Problem, Tensors
 from maml.metagradient.rules import Moment, Rule, make_rule
@@ -123,15 +123,12 @@ class _Loop:
 
     def _own_rates(self, step: int) -> Params | None:
         """Return a step's rates in the derivatives' coordinates; None: the updates as they are."""
-        problem, still = self.problem, not (self.problem.fixed or self.problem.step_params)
-        stated = None if problem.rates is None else problem.rates[step]
-        if not self.derivatives.whole:
-            return stated
-        if stated is None and still:
+        problem = self.problem
+        if problem.rates is not None:
+            return self._of_start(problem.rates[step])
+        if not self.derivatives.whole or not (problem.fixed or problem.step_params):
             return None
-        if stated is None:
-            stated = {name: torch.ones_like(tensor) for name, tensor in problem.start.items()}
-        return self._of_start(stated)
+        return self._of_start({name: torch.ones_like(t) for name, t in problem.start.items()})
 
     def _of_start(self, values: Params) -> Params:
         """Return values of the start in the derivatives' coordinates; what stands still has 0."""
@@ -203,8 +200,10 @@ class _Loop:
         query = self.derivatives.gradient("query", at, self.tasks, last, again=False)
         del at, state
         weight, outputs = problem.query_weight(last), query.outputs
-        self.v, self.v_state = _scaled(query.gradients, weight), None
-        self.losses = query.losses if weight == 1 else weight * query.losses
+        self.v, self.losses = query.gradients, query.losses
+        if weight != 1:
+            self.v = {name: weight * tensor for name, tensor in self.v.items()}
+            self.losses = weight * self.losses
         del query
         if problem.transform is not None and not problem.steps:
             tensors = problem.transform.tensors
@@ -257,20 +256,14 @@ class _Loop:
                     self.v[name] = self.v[name] + of_each
                     self.pulled_to_start[name] = self.pulled_to_start.get(name, 0) - pull
         if problem.step_params:
-            own, self.v = self._take_out(step, self.v, summed=first)
-            self.of_steps.insert(0, own)
+            self.of_steps.insert(0, self._take_out(step, summed=first))
         if step and problem.query_weight(step - 1):
-            early = self._query_before(step, at)
-            weight = problem.query_weight(step - 1)
-            gradients = early.gradients
+            if problem.step_params:
+                at = self.derivatives.put(at, problem.step_params[step - 1])
+            early = self.derivatives.gradient("query", at, self.tasks, step - 1, again=False)
+            weight, gradients = problem.query_weight(step - 1), early.gradients
             self.v = {n: torch.add(t, gradients[n], alpha=weight) for n, t in self.v.items()}
             self.losses = self.losses + weight * early.losses
-
-    def _query_before(self, step: int, at: Params) -> Gradient:
-        """Differentiate the query loss after the step before, by that step's parameters."""
-        if self.problem.step_params:
-            at = self.derivatives.put(at, self.problem.step_params[step - 1])
-        return self.derivatives.gradient("query", at, self.tasks, step - 1, again=False)
 
     def _of_rates(self, step: int, gradients: Params | None) -> Params:
         """Return the gradient of a step's rates, each of its own shape, if they are learned."""
@@ -281,19 +274,15 @@ class _Loop:
         found = self.derivatives.leave(gradients) if self.derivatives.whole else gradients
         return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}
 
-    def _take_out(self, step: int, v: Params, *, summed: bool) -> tuple[Params, Params]:
-        """Return Σ over tasks of a step's own parameters' rows of v, and v with zeros there."""
-        total = v if summed else {name: sum_rows(tensor) for name, tensor in v.items()}
-        of_step = self.problem.step_params[step]
-        own = {name: self.derivatives.leave(total)[name] for name in of_step}
-        nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
-        if summed:
-            return own, v
-        return own, self.derivatives.put(v, nothing)
-
-
-def _scaled(params: Params, by: float) -> Params:
-    return params if by == 1 else {name: by * tensor for name, tensor in params.items()}
+    def _take_out(self, step: int, *, summed: bool) -> Params:
+        """Return Σ over tasks of a step's own parameters' rows of v, and leave zeros there."""
+        of_step, total = self.problem.step_params[step], self.v
+        if not summed:
+            total = {name: sum_rows(tensor) for name, tensor in self.v.items()}
+            nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
+            self.v = self.derivatives.put(self.v, nothing)
+        left = self.derivatives.leave(total)
+        return {name: left[name] for name in of_step}
 
 
 def _kept_between(first: int, end: int, room: int) -> set[int]:

@@ -45,9 +45,11 @@ class FunctionDerivatives(Derivatives):
         leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
         losses, outputs = self._call(part, leaves, tasks, step)
         total = losses if self._alone else losses.sum()
-        found = grad([total], [leaves[name] for name in names], create_graph=again)
+        found = _grad([total], [leaves[name] for name in names], create_graph=again)
         gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
-        point = (leaves, names, edges(found)) if again else None
+        # Where they are in the graph, which goes on without their numbers.
+        edge = torch.autograd.graph.get_gradient_edge
+        point = (leaves, names, [g if g.is_leaf else edge(g) for g in found]) if again else None
         outputs = pytree.tree_map(self._batch, outputs)
         return Gradient(self._batch(losses), outputs, gradients, point)
 
@@ -70,17 +72,12 @@ class FunctionDerivatives(Derivatives):
         """See `Derivatives.hessian_vector`."""
         leaves, names, gradients = point
         along = [vector[name][0] if self._alone else vector[name] for name in names]
-        found = grad(gradients, [*leaves.values()], along, retain_graph=again)
+        found = _grad(gradients, [*leaves.values()], along, retain_graph=again)
         products = dict(zip(leaves, map(self._batch, found), strict=True))
         return {name: sum_rows(p) for name, p in products.items()} if total else products
 
 
-def edges(gradients: Sequence[Tensor]) -> list[Any]:
-    """Return where gradients are in the graph, which goes on without their numbers."""
-    return [g if g.is_leaf else torch.autograd.graph.get_gradient_edge(g) for g in gradients]
-
-
-def grad(
+def _grad(
     outputs: Sequence[Any],
     inputs: list[Tensor],
     along: Sequence[Tensor | None] | None = None,

@@ -52,7 +52,7 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     if params.keys() != tensors(network).keys():
         return None
     once = problem.steps and not problem.displacement and batches is None
-    moving = {*problem.start, *(problem.step_params[0] if problem.step_params else ())}
+    moving = params.keys() - problem.fixed.keys()
     if once and not heads and all(name.startswith(network.head_prefix) for name in moving):
         return None
     some = next(iter(params.values()))
@@ -141,17 +141,4 @@ def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
     if len(size) < 4:
         return part.unflatten(-1, size)
     f, channels, *kernel = size
-    of_tasks = range(part.dim() - 1)
-    order = [len(of_tasks) + i for i in (3, 2, 0, 1)]
-    return part.unflatten(-1, (*kernel, channels, f)).permute(*of_tasks, *order)
-
-
-@torch.no_grad()
-def named(derivatives: NativeDerivatives, at: Params, start: Params) -> Params:
-    """Return adapted weights ``{ALL: [B, P]}`` by the names of ``start``, ``{name: [B, …]}``."""
-    found = derivatives.leave(at)
-    n_tasks = len(at[ALL])
-    return {
-        name: tensor.expand(n_tasks, *tensor.shape) if name in derivatives.absent else found[name]
-        for name, tensor in start.items()
-    }
+    return part.unflatten(-1, (*kernel, channels, f)).movedim((-1, -2), (-4, -3))

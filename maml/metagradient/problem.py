@@ -12,7 +12,7 @@ its gradient by every tensor of the problem.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -314,14 +314,6 @@ class Tensors(NamedTuple):
             return {name: by_tensor[id(leaf)] for name, leaf in by.items()}
         found = torch.autograd.grad(made, tuple(by.values()), cotangents)
         return dict(zip(by, found, strict=True))
-
-    def leaves(self) -> list[Tensor]:
-        """Return all tensors in order."""
-        return pytree.tree_leaves(self)
-
-    def with_leaves(self, leaves: Iterable[Tensor]) -> Tensors:
-        """Return the same names with other tensors, in the order of `leaves`."""
-        return pytree.tree_unflatten(leaves, pytree.tree_structure(self))
 
     def _groups(self) -> list[Params]:
         own = [self.transform, self.second_moment]

@@ -1,24 +1,21 @@
 """Which parameters losses read: a look at the graph of each on one task."""
 
-import weakref
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor
 
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one, unstacked
 from maml.metagradient.problem import Problem, called
-from maml.networks.loss import NetworkLoss
 from maml.networks.stack import is_stack
 
 
-def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> frozenset[str]:
+def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> bool:
     """Refuse losses that read other parameters than they should.
 
     Returns:
-        The names of the parameters that compiled kernels read.
+        Whether compiled kernels read any that adapts, or is of a step.
 
     Raises:
         ValueError: for one that reads parameters which are not handed to it. What a function closes
@@ -27,7 +24,7 @@ def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> fr
             zero.
     """
     unread = {*problem.start, *problem.fixed}.difference(frozen)
-    by_kernels: frozenset[str] = frozenset()
+    by_kernels = set[str]()
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for place, task in enumerate(one_by_one(tasks)):
         # Control flow may read other parameters in another task.
@@ -36,8 +33,8 @@ def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> fr
         for part, step in places:
             # A loss may know its step. One step of the support loss tells all, or else all do.
             if unread or not (step or place):
-                read = _read(problem, part, step, task, place)
-                unread, by_kernels = unread - read.names, by_kernels | read.by_kernels
+                names, of_kernels = _read(problem, part, step, task)
+                unread, by_kernels = unread - names, by_kernels | of_kernels
     if unread:
         name = min(unread)
         what = "adapt" if name in problem.start else "be learned"
@@ -45,48 +42,26 @@ def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> fr
             f"{name!r} appears to not have been used by any loss, but it is to {what}; "
             "call requires_grad_(False) on it, if it shall stay as it is"
         )
-    return by_kernels
+    return not by_kernels <= problem.fixed.keys()
 
 
-class _Read(NamedTuple):
-    """The names of the parameters that a loss reads, and of those that compiled kernels do."""
+def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:
+    """Return the names of the parameters that a loss reads, and of those that kernels read.
 
-    names: frozenset[str]
-    by_kernels: frozenset[str]
-
-
-MOST_KNOWN = 64
-"""Entries of one module: functions that are made anew each time must not pile up."""
-
-_READ: weakref.WeakKeyDictionary[nn.Module, dict[Any, _Read]] = weakref.WeakKeyDictionary()
-"""What losses that were looked at read, by the network or learner whose they are."""
-
-
-def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Read:
-    """Return what a loss reads in one task, a batch of one; refuse others, and no scalar."""
-    loss = getattr(problem, part)
-    params = problem.params(problem.start, step)
-    owner, kind = _owned(loss)
-    known: dict[Any, _Read] = {} if owner is None else _READ.setdefault(owner, {})
-    # It may read other parameters of a larger set.
-    sizes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves(task))
-    key = place, part, step, kind, sizes, tuple(params)
-    if key in known:
-        return known[key]
-    if len(known) > MOST_KNOWN:
-        known.clear()
+    The task is a batch of one. A loss that reads others, or is no scalar, is refused.
+    """
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
-        for name, tensor in params.items()
+        for name, tensor in problem.params(problem.start, step).items()
     }
 
     def look() -> Tensor:
         with draws.at(part, step):
-            return called(loss, params, next(unstacked(task)), step)[0]
+            return called(getattr(problem, part), params, next(unstacked(task)), step)[0]
 
     value = look()
     leaves, of_kernels = _leaves_under(value)
-    names = frozenset(name for name, tensor in params.items() if id(tensor) in leaves)
+    names = {name for name, tensor in params.items() if id(tensor) in leaves}
     # A tensor of the call's own, as an input that an energy is differentiated by, is another one
     # in the next call.
     if len(leaves) > len(names) and len(leaves & _leaves_under(look())[0]) > len(names):
@@ -97,17 +72,7 @@ def _read(problem: Problem, part: str, step: int, task: Any, place: int) -> _Rea
         )
     if value.dim():
         raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
-    by_kernels = frozenset(name for name in names if id(params[name]) in of_kernels)
-    known[key] = _Read(names, by_kernels)
-    return known[key]
-
-
-def _owned(loss: Any) -> tuple[nn.Module | None, Any]:
-    """Return the module that a loss is of, if it is of one, and which of its losses it is."""
-    if isinstance(loss, NetworkLoss):
-        return loss.network, (loss.part, loss.loss, loss.batches)
-    owner = getattr(loss, "__self__", None)
-    return (owner, loss.__func__) if isinstance(owner, nn.Module) else (None, None)
+    return names, {name for name in names if id(params[name]) in of_kernels}
 
 
 def _leaves_under(value: Tensor) -> tuple[set[int], set[int]]:

@@ -52,10 +52,14 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
     for step in range(problem.steps):
 
         def inner(weights: Params, step: int = step) -> Tensor:
-            loss, _ = called(problem.support, problem.params(weights, step), task, step)
-            return loss + _pull(problem, weights) if problem.pull_of_steps else loss
+            return called(problem.support, problem.params(weights, step), task, step)[0]
 
         gradients = take(inner, weights)
+        if problem.pull_of_steps:
+            gradients = {
+                name: gradient + problem.proximal * (weights[name] - problem.start[name])
+                for name, gradient in gradients.items()
+            }
         if problem.order == "first":
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
         if problem.transform is not None:
@@ -64,12 +68,6 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
         rule = optimizer(weights, gradients, state, rates)
         weights, state = rule.weights, rule.state
         yield weights
-
-
-def _pull(problem: Problem, weights: Params) -> Tensor:
-    """Return λ/2 ‖φ − start‖² (arXiv:1909.04630, equation 3)."""
-    away = torch.stack([(weights[n] - start).square().sum() for n, start in problem.start.items()])
-    return 0.5 * problem.proximal * away.sum()
 
 
 @remembering()
@@ -91,14 +89,15 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
 @torch.enable_grad()
 def through_loop(problem: Problem, tasks: Any) -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
-    tensors = problem.tensors()
-    leaves = [leaf.detach().requires_grad_() for leaf in tensors.leaves()]
-    own = problem.at(tensors.with_leaves(leaves))
+    leaves, structure = pytree.tree_flatten(problem.tensors())
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    own = problem.at(pytree.tree_unflatten(leaves, structure))
     # Our own networks do without these layers, and without a look at every operation.
     known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
     # Some may be of no use at some step, or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+    by_name = pytree.tree_unflatten(gradients, structure)
     outputs = pytree.tree_map(torch.detach, outputs)
-    return Outer(tensors.with_leaves(gradients), losses.detach(), outputs)
+    return Outer(by_name, losses.detach(), outputs)

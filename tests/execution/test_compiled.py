@@ -305,21 +305,12 @@ def test_tasks_one_by_one_are_recorded_once(
 ) -> None:
     """All threads call one form, of a task, whatever their number; draws are not recorded."""
     monkeypatch.setattr(compiled, "inductor", as_it_is)
-    own = "tests.execution.test_compiled:Drawing"
+    own = "benchmarks.own_networks:ViT(dropout=0.1)"
     config = glyphs(dtype="float64", kernels="torch", batching="tasks")
     compare(config, capsys)
     drawing = Worker(with_values(config, network=own, batching="auto", compile="on"), CPU)
     drawing.get_ready(())
     assert drawing.learner.draws and drawing.compiled is None
-
-
-class Drawing(torch.nn.Sequential):
-    """A network with dropout."""
-
-    def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
-        layers = (torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.LazyLinear(ways))
-        super().__init__(*layers)
-        self(torch.zeros(1, *image_shape))
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

@@ -1,5 +1,7 @@
 """CAVIA against networks that take their context in other ways, and by hand."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,11 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.errors import UserError
+from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.worker import Worker
 from tests.compiler import needs_compiler
+from tests.metagradient.peer import by_hand, losses_of
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
@@ -62,28 +66,21 @@ GLYPHS, SINUSOID = "maml-glyphs-5way-1shot", "maml-sinusoid-10shot"
     ],
 )
 def test_equals_a_walk_by_hand(
-    preset: str, network: object, meta_gradient: str, kernels: str
+    preset: str, network: Callable[..., Tensor], meta_gradient: str, kernels: str
 ) -> None:
     worker = make_worker(preset, meta_gradient=meta_gradient, kernels=kernels)
     worker.learner.prepare(torch.device("cpu"))  # refuses what kernels do not serve
     params = worker.learner.meta_parameters()
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-    tasks = worker.training.tasks(IDS)
-    loss = worker.learner.objective.loss
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(len(IDS)):
-        task = Task(*(tensor[i] for tensor in tasks))
-        context = torch.zeros(6, dtype=torch.float64, requires_grad=True)
-        for _ in range(2):
-            value = loss(network(leaves, context, task.support_x), task.support_y)  # type: ignore[operator]
-            (by,) = torch.autograd.grad(value, context, create_graph=True)
-            context = context - by
-        total = total + loss(network(leaves, context, task.query_x), task.query_y)  # type: ignore[operator]
-    expected = torch.autograd.grad(total, list(leaves.values()))
+    problem = Problem(
+        {"context": torch.zeros(6, dtype=torch.float64)},
+        **losses_of(lambda at, x, _: network(at, at["context"], x), worker.learner.objective.loss),
+        fixed=params, lr=1.0, steps=2,
+    )  # fmt: skip
+    expected = by_hand(problem, worker.training.tasks(IDS)).gradients.fixed
     found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
-    for (name, gradient), wanted in zip(found.gradients.items(), expected, strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found.gradients[name], wanted, rtol=1e-9, atol=1e-10, msg=name)
 
 
 def test_the_adapted_network_answers() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.metagradient import implicit
+from maml.metagradient import at_end
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
@@ -48,7 +48,7 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
         lambda params, task, step: regression(params, task.query_x, task.query_y),
         lr=0.1, steps=1500, proximal=PROXIMAL, implicit=Implicit(4, damping),
     )  # fmt: skip
-    outer = implicit.at_solution(problem, task, FunctionDerivatives(problem))
+    outer = at_end.at_solution(problem, task, FunctionDerivatives(problem))
     expected = torch.zeros_like(start)
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):
@@ -78,8 +78,8 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
 
     tasks = torch.arange(60)
     of_query = norms(0)
-    assert (norms(5) / of_query).max() < 1 / implicit.LEAST_CURVATURE
-    monkeypatch.setattr(implicit, "LEAST_CURVATURE", 0.0)
+    assert (norms(5) / of_query).max() < 1 / at_end.LEAST_CURVATURE
+    monkeypatch.setattr(at_end, "LEAST_CURVATURE", 0.0)
     assert (norms(5) / of_query).max() > 10
 
 
@@ -138,12 +138,12 @@ def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     def product(vector: Params) -> Params:
         return {"w": torch.einsum("bij,bj->bi", matrices, vector["w"])}
 
-    found = implicit.conjugate_gradient(product, {"w": right}, 30)["w"]
+    found = at_end.conjugate_gradient(product, {"w": right}, 30)["w"]
     assert found.isfinite().all()
     assert not found[0].any()
     torch.testing.assert_close(found[1], right[1] / 4, rtol=1e-14, atol=0)
     assert torch.equal(found[2], right[2])
-    halved = implicit.conjugate_gradient(product, {"w": right}, 30, 0.0, 0.5)["w"]
+    halved = at_end.conjugate_gradient(product, {"w": right}, 30, 0.0, 0.5)["w"]
     assert torch.equal(halved[2], 0.5 * right[2])
     assert torch.equal(halved[4], found[4])
     # Where it stopped, still downhill from zero: x · b > 0.

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.learners import build_learner
-from maml.params import Params
+from maml.metagradient.problem import Problem
 from maml.worker import Worker
 from tests.compiler import needs_compiler
+from tests.metagradient.peer import by_hand, losses_of
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
@@ -42,23 +42,20 @@ def test_smoothed_labels_equal_a_plain_loop(learner: str, way: dict[str, object]
     worker = make_worker(learner, label_smoothing=0.3, **way)
     own = worker.learner
     params = own.meta_parameters()
-    leaves = {name: p.detach().clone().requires_grad_() for name, p in params.items()}
-    total = torch.zeros((), dtype=torch.float64)
-    for parts in zip(*worker.training.tasks(IDS), strict=True):
-        task, at = Task(*parts), own.network_weights(leaves)
-        for _ in range(2):
-            loss = smoothed(own.call_network(at, task.support_x)[0], task.support_y)
-            moving = {n: p for n, p in at.items() if n.startswith("head") != (learner == "boil")}
-            moving = at if learner == "maml" else moving
-            by = torch.autograd.grad(loss, list(moving.values()), create_graph=True)
-            at = at | {n: p - 0.1 * g for (n, p), g in zip(moving.items(), by, strict=True)}
-        total = total + smoothed(own.call_network(at, task.query_x)[0], task.query_y)
-    gradients = torch.autograd.grad(total, list(leaves.values()))
-    expected: Params = dict(zip(leaves, gradients, strict=True))
+    weights = own.network_weights(params)
+    adapts = {"maml": "", "anil": "head", "boil": "blocks"}[learner]
+    start = {name: p for name, p in weights.items() if name.startswith(adapts)}
+    problem = Problem(
+        start, **losses_of(lambda at, x, _: own.call_network(at, x)[0], smoothed),
+        fixed={name: p for name, p in weights.items() if name not in start}, lr=0.1, steps=2,
+    )  # fmt: skip
+    expected = by_hand(problem, worker.training.tasks(IDS))
     found = worker.share(params, IDS, own)
-    assert found.totals[0].item() == pytest.approx(total.item(), rel=1e-12)
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found.gradients[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+    assert found.totals[0].item() == pytest.approx(expected.losses.sum().item(), rel=1e-12)
+    gradients = expected.gradients.start | expected.gradients.fixed
+    for name, wanted in gradients.items():
+        gradient = found.gradients[f"network.{name}"]
+        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
 
 
 def test_scores_are_not_smoothed() -> None:

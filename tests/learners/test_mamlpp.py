@@ -7,9 +7,11 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.errors import UserError
-from maml.params import Params
+from maml.metagradient.problem import Problem
+from maml.params import Params, without_prefix
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
+from tests.metagradient.peer import by_hand, losses_of
 from tests.workers import moved, worker_of
 
 STEPS, BATCH = 2, 3
@@ -36,46 +38,33 @@ def of_iteration(worker: Worker, params: Params, iteration: int) -> Share:
     return worker.share(params, ids, worker.learner)
 
 
-def by_hand(worker: Worker, params: Params, iteration: int, weights: list[float]) -> Params:
-    """The released code's loop, task by task, in plain autograd."""
+def expected_of(worker: Worker, params: Params, iteration: int, weights: list[float]) -> Params:
+    """The released code's loop, in plain autograd."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in params.items()}
-    tasks = worker.training.tasks(worker.training.ids(iteration, BATCH))
-    first_order = iteration // 2 < worker.config.first_order_epochs
+    own, rates, norms = (without_prefix(leaves, p) for p in ("network.", "rates.", "norms."))
 
-    def logits(at: Params, step: int, x: Tensor) -> Tensor:
+    def logits(at: Params, x: Tensor, step: int) -> Tensor:
         for i in range(4):
             conv, norm = f"blocks.{i}.conv", f"blocks.{i}.norm"
             x = F.conv2d(x, at[f"{conv}.weight"], at[f"{conv}.bias"], padding=1)
-            scale, shift = (
-                leaves[f"norms.{norm}.{part}"][step]
-                if worker.config.per_step_norm
-                else leaves[f"network.{norm}.{part}"]
-                for part in ("weight", "bias")
-            )
+            scale, shift = at[f"{norm}.weight"], at[f"{norm}.bias"]
             x = F.batch_norm(x, None, None, scale, shift, training=True, eps=1e-5)
             x = F.max_pool2d(F.leaky_relu(x), 2)
         return F.linear(x.flatten(1), at["head.weight"], at["head.bias"])
 
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(BATCH):
-        task = Task(*(tensor[i] for tensor in tasks))
-        at = {
-            name.removeprefix("network."): tensor
-            for name, tensor in leaves.items()
-            if name.startswith("network.") and ".norm." not in name
-        }
-        for step in range(STEPS):
-            loss = F.cross_entropy(logits(at, step, task.support_x), task.support_y)
-            by = torch.autograd.grad(loss, list(at.values()), create_graph=not first_order)
-            at = {
-                name: tensor
-                - (leaves[f"rates.{name}"][step] if worker.config.lslr else 0.1) * gradient
-                for (name, tensor), gradient in zip(at.items(), by, strict=True)
-            }
-            query = F.cross_entropy(logits(at, step, task.query_x), task.query_y)
-            total = total + weights[step] * query
-    names = list(leaves)
-    return dict(zip(names, torch.autograd.grad(total, [leaves[n] for n in names]), strict=True))
+    problem = Problem(
+        start={name: tensor for name, tensor in own.items() if ".norm." not in name},
+        fixed={name: tensor for name, tensor in own.items() if ".norm." in name},
+        **losses_of(logits, F.cross_entropy),
+        lr=1.0 if rates else 0.1,
+        rates=[{n: r[step] for n, r in rates.items()} for step in range(STEPS)] if rates else None,
+        step_params=[{n: tensor[step] for n, tensor in norms.items()} for step in range(STEPS)],
+        query_weights=weights,
+        order="first" if iteration // 2 < worker.config.first_order_epochs else "second",
+        steps=STEPS,
+    )
+    tasks = worker.training.tasks(worker.training.ids(iteration, BATCH))
+    return problem.tensors().pull_back(by_hand(problem, tasks).gradients, leaves)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +84,7 @@ def test_equals_a_walk_by_hand(
     worker = make_worker(**changes)
     params = moved(worker)
     found = of_iteration(worker, params, iteration).gradients
-    expected = by_hand(worker, params, iteration, weights)
+    expected = expected_of(worker, params, iteration, weights)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10, msg=name)

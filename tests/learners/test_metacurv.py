@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from datasets.tasks import Task
 from maml.learners.metacurv import curved
+from maml.metagradient.problem import Problem, Transform
 from maml.params import without_prefix
 from maml.worker import Worker
-from tests.metagradient.peer import oracle
+from tests.metagradient.peer import by_hand, losses_of, oracle
 from tests.workers import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12])
@@ -57,19 +57,14 @@ def test_equals_a_walk_by_hand(order: str) -> None:
     worker = make_worker("maml-sinusoid-10shot", order=order, meta_gradient="mixed")
     params = moved(worker)
     leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
-    matrices = without_prefix(leaves, "curvature.")
-    tasks = worker.training.tasks(IDS)
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(len(IDS)):
-        task = Task(*(tensor[i] for tensor in tasks))
-        at = without_prefix(leaves, "network.")
-        for _ in range(2):
-            loss, _ = worker.learner.set_loss(at, task.support_x, task.support_y)
-            by = torch.autograd.grad(loss, list(at.values()), create_graph=order == "second")
-            stepped = curved(dict(zip(at, by, strict=True)), matrices)
-            at = {name: tensor - 0.1 * stepped[name] for name, tensor in at.items()}
-        total = total + worker.learner.set_loss(at, task.query_x, task.query_y)[0]
-    expected = torch.autograd.grad(total, list(leaves.values()))
+    problem = Problem(
+        without_prefix(leaves, "network."),
+        **losses_of(lambda at, x, _: worker.learner.call_network(at, x)[0], worker.learner.loss),
+        transform=Transform(curved, without_prefix(leaves, "curvature.")),
+        lr=0.1, steps=2, order=order,
+    )  # fmt: skip
+    by_task = by_hand(problem, worker.training.tasks(IDS)).gradients
+    expected = problem.tensors().pull_back(by_task, leaves)
     found = worker.share(params, IDS, worker.learner).gradients
-    for (name, gradient), wanted in zip(found.items(), expected, strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-10, msg=name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from maml.evaluate import main as evaluate
-from maml.learners.metric_names import is_taken
+from maml.learners.objectives import is_taken
 from maml.run.task_scores import NAME
 from tests.launching import REPO
 from tests.runs import metrics, result, sinusoid, train

@@ -1,13 +1,17 @@
-"""learn2learn's learners, which walk task by task, as an oracle."""
+"""What walks task by task, as an oracle: learn2learn's learners, and a loop of plain autograd."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
+from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.params import Params
 
 
 def oracle(name: str, room: str = "algorithms") -> Any:
@@ -41,3 +45,72 @@ def accumulate_gradients(
         for _ in range(steps):
             clone.adapt(loss(clone(tasks.support_x[i]), tasks.support_y[i]))
         loss(clone(tasks.query_x[i]), tasks.query_y[i]).backward()
+
+
+def losses_of(
+    outputs: Callable[[Params, Tensor, int], Tensor], loss: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Any]:
+    """Return the losses of a `Problem`, of outputs for (parameters, examples, step)."""
+
+    def of(part: str) -> Any:
+        def of_part(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+            found = outputs(params, getattr(task, f"{part}_x"), step)
+            return loss(found, getattr(task, f"{part}_y")), found
+
+        return of_part
+
+    return {"support": of("support"), "query": of("query")}
+
+
+def groups(tensors: Tensors) -> list[Params]:
+    return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params, tensors.transform]
+
+
+def by_hand(problem: Problem, tasks: Any) -> Outer:
+    """Gradient descent written out with plain autograd, task by task: see `Problem`."""
+    tensors = problem.tensors()
+    leaves = [
+        {name: t.detach().clone().requires_grad_() for name, t in group.items()}
+        for group in groups(tensors)
+    ]
+    start, fixed = leaves[0], leaves[1]
+    rates = leaves[2 : 2 + len(tensors.rates)]
+    *of_steps, of_transform = leaves[2 + len(tensors.rates) :]
+    losses, outputs = [], []
+    for i in range(len(pytree.tree_leaves(tasks)[0])):
+        task = pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
+        at, total = start, torch.zeros((), dtype=torch.float64)
+        for step in range(max(problem.steps, 1)):
+            still = fixed | (of_steps[step] if of_steps else {})
+            if problem.steps:
+                loss, _ = problem.support(at | still, task, step)
+                away = sum((at[name] - start[name]).square().sum() for name in at)
+                loss = loss + problem.proximal / 2 * away
+                second = problem.order == "second"
+                gradients = torch.autograd.grad(
+                    loss, list(at.values()), create_graph=second, allow_unused=True,
+                    materialize_grads=True,
+                )  # fmt: skip
+                stepped = dict(zip(at, gradients, strict=True))
+                if problem.transform is not None:
+                    stepped = problem.transform.function(stepped, of_transform)
+                at = {
+                    name: tensor - problem.lr * (rates[step][name] if rates else 1) * stepped[name]
+                    for name, tensor in at.items()
+                }
+            loss, last = problem.query(at | still, task, step)
+            weights = problem.query_weights
+            is_last = step == problem.last_step
+            total = total + (float(is_last) if weights is None else weights[step]) * loss
+        losses.append(total)
+        outputs.append(last.detach())
+    flat = [tensor for group in leaves for tensor in group.values()]
+    found = iter(
+        torch.autograd.grad(
+            torch.stack(losses).sum(), flat, allow_unused=True, materialize_grads=True
+        )
+    )
+    of_groups = [{name: next(found) for name in group} for group in leaves]
+    n = 2 + len(tensors.rates)
+    gradients = Tensors(*of_groups[:2], of_groups[2:n], of_groups[n:-1], of_groups[-1])
+    return Outer(gradients, torch.stack(losses).detach(), torch.stack(outputs))

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import maml
 from maml.metagradient.batching import NotRepeatedError
 from maml.params import Params
+from tests.metagradient.peer import by_hand
 
 TASKS, EXAMPLES, LR = 3, 5, 0.5
 Tasks = dict[str, Tensor]
@@ -151,22 +152,6 @@ def loss(network: nn.Module, part: str) -> Callable[..., tuple[Tensor, Tensor]]:
     return of_part
 
 
-def by_loop(network: nn.Module, tasks: Tasks, order: str) -> Params:
-    """A plain loop over tasks, and over two inner steps, with ``create_graph``."""
-    params = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(TASKS):
-        task, at = {name: tensor[i] for name, tensor in tasks.items()}, params
-        for _ in range(2):
-            gradients = torch.autograd.grad(
-                loss(network, "s")(at, task)[0], [*at.values()], create_graph=order == "second",
-                allow_unused=True, materialize_grads=True,
-            )  # fmt: skip
-            at = {n: p - LR * g for (n, p), g in zip(at.items(), gradients, strict=True)}
-        total = total + loss(network, "q")(at, task)[0]
-    return dict(zip(params, torch.autograd.grad(total, [*params.values()]), strict=True))
-
-
 @pytest.mark.parametrize(
     ("name", "way"),
     [
@@ -176,15 +161,12 @@ def by_loop(network: nn.Module, tasks: Tasks, order: str) -> Params:
 )
 def test_equals_a_loop(name: str, way: Any) -> None:
     network, tasks = made(name)
+    params = dict(network.named_parameters())
     for order in ("second", "first"):
+        state = stating(network, 2, order)
         with sdpa_kernel(SDPBackend.MATH):
-            expected = by_loop(network, tasks, order)
-
-        def state(params: Params, order: str = order) -> maml.Problem:
-            losses = loss(network, "s"), loss(network, "q")
-            return maml.Problem(params, *losses, lr=LR, steps=2, order=order)
-
-        found = maml.meta_gradient(state, dict(network.named_parameters()), tasks, way)
+            expected = by_hand(state(params), tasks).gradients.start
+        found = maml.meta_gradient(state, params, tasks, way)
         for parameter, gradient in expected.items():
             ours, plain = found.gradients[parameter].to_dense(), gradient.to_dense()
             torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12, msg=parameter)
@@ -225,9 +207,11 @@ def test_draws_differ_by_call_task_and_step_and_follow_the_seed(draw: Any, steps
     assert found.losses[0] != found.losses[1]
 
 
-def stating(network: nn.Module, steps: int) -> Callable[[Params], maml.Problem]:
+def stating(
+    network: nn.Module, steps: int, order: str = "second"
+) -> Callable[[Params], maml.Problem]:
     losses = loss(network, "s"), loss(network, "q")
-    return lambda params: maml.Problem(params, *losses, lr=LR, steps=steps)
+    return lambda params: maml.Problem(params, *losses, lr=LR, steps=steps, order=order)
 
 
 def gradient_of(network: nn.Module, tasks: Tasks, steps: int) -> Tensor:
@@ -267,10 +251,10 @@ def test_problems_are_told_apart_by_what_their_losses_read() -> None:
         network, tasks = made(name)
         globals()["NETWORK"] = box["network"] = own.network = network
         for state in (of_global, boxed, own.state):
-            found = maml.meta_gradient(state, dict(network.named_parameters()), tasks)
-            ours, plain = found.gradients, by_loop(network, tasks, "second")
-            weight = "0.layer.weight"
-            torch.testing.assert_close(ours[weight], plain[weight], rtol=1e-10, atol=1e-12)
+            params, weight = dict(network.named_parameters()), "0.layer.weight"
+            ours = maml.meta_gradient(state, params, tasks).gradients[weight]
+            plain = by_hand(stating(network, 2)(params), tasks).gradients.start[weight]
+            torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
 
 
 def test_a_network_s_mode_tells_problems_apart() -> None:

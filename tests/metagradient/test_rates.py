@@ -1,6 +1,7 @@
 """What adapts, and at which rates: patterns over names, ANIL and BOIL among them, and Meta-SGD."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.errors import UserError
+from maml.kernels.convnet import ConvNet
 from maml.params import Params
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
@@ -39,22 +41,61 @@ def assert_same(found: Share, expected: Share, within: float = 1e-10) -> None:
         )
 
 
+LOOPS: dict[str, dict[str, Any]] = {
+    "MAML at several rates": {"adapt": "*.norm.*,blocks.1.norm.weight=0,@head=2.5"},
+    "BOIL": {"learner": "boil"},
+    "Meta-SGD": {"learner": "metasgd"},
+    "ANIL": {"learner": "anil"},
+    "ANIL, pooled": {"learner": "anil", "network": "conv4-pool"},
+    "ANIL, first order": {"learner": "anil", "order": "first"},
+    "its matrix alone, and faster": {"adapt": "head.weight=3"},
+    "learned rates of the head": {"learner": "metasgd", "adapt": "@head"},
+    "transformed gradients": {"learner": "metacurv", "adapt": "@head"},
+    "several query losses": {
+        "learner": "mamlpp", "adapt": "@head", "per_step_norm": False, "msl_epochs": 3,
+    },
+}  # fmt: skip
+
+
 @needs_compiler
 @pytest.mark.parametrize(("optimizer", "within"), [("sgd", 1e-10), ("adam", 1e-8)])
-@pytest.mark.parametrize("learner", ["anil", "metasgd", "boil", "maml"])
-def test_kernels_equal_reverse(learner: str, optimizer: str, within: float) -> None:
-    """In the kernels' coordinates a weight has another place, and its rate has the same.
+@pytest.mark.parametrize("loop", LOOPS)
+def test_kernels_equal_reverse(loop: str, optimizer: str, within: float) -> None:
+    """The meta-gradient, and by SGD what is answered after adapting.
 
-    The biases of convolutions, which batch norm takes away again, are not among them: reverse mode
-    has noise for their gradients, which Adam divides by its ε.
+    In the kernels' coordinates a weight has another place, and its rate has the same. The biases of
+    convolutions, which batch norm takes away again, are not among them: reverse mode has noise for
+    their gradients, which Adam divides by its ε.
     """
-    changes: dict[str, object] = {"inner_optimizer": optimizer, "inner_lr": 0.01}
-    if learner == "maml":
-        changes["adapt"] = "*.norm.*,blocks.1.norm.weight=0,@head=2.5"
-    native = make_worker(learner, **(changes | {"kernels": "native"}))
-    reverse = make_worker(learner, meta_gradient="reverse", **changes)
+    changes = {"learner": "maml", "inner_optimizer": optimizer, **LOOPS[loop]}
+    changes["inner_lr"] = 0.1 if optimizer == "sgd" else 0.01
+    native = make_worker(**changes, kernels="native")
+    reverse = make_worker(**changes, meta_gradient="reverse")
     params = moved(reverse)
     assert_same(share_of(native, params), share_of(reverse, params), within)
+    if optimizer == "sgd":
+        scores = [w.evaluate(params, "test", IDS, w.learner) for w in (native, reverse)]
+        torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
+
+
+@needs_compiler
+def test_where_the_head_alone_adapts_features_are_computed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps cost no pass through the network."""
+    passes: list[str] = []
+    call = ConvNet._call
+
+    def counted(self: ConvNet, name: str, *arguments: Any) -> Any:
+        passes.append(name)
+        return call(self, name, *arguments)
+
+    worker = make_worker("anil", inner_steps=6, task_batch=5, kernels="native")
+    params = worker.learner.meta_parameters()
+    worker.share(params, IDS, worker.learner)  # what losses read is looked at once
+    monkeypatch.setattr(ConvNet, "_call", counted)
+    worker.share(params, IDS, worker.learner)
+    assert sorted(passes) == ["features", "features", "pull_back", "pull_back"]
 
 
 def test_meta_sgd_equals_learn2learn() -> None:

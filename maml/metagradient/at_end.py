@@ -1,13 +1,19 @@
-"""The meta-gradient at the solution of an inner problem, without the way there.
+"""Meta-gradients that ask for where the inner loop ends alone, and not for the way there.
 
-The inner loop looks for φ = argmin L_support(φ) + λ/2 ‖φ − θ‖² (iMAML, Rajeswaran et al. 2019,
-arXiv:1909.04630, equation 3). There ∂φ/∂θ = (I + H/λ)⁻¹ with H = ∇²L_support(φ) (lemma 1), so that
-the meta-gradient g solves
+`at_solution`: the loop looks for φ = argmin L_support(φ) + λ/2 ‖φ − θ‖² (iMAML, Rajeswaran et al.
+2019, arXiv:1909.04630, equation 3). There ∂φ/∂θ = (I + H/λ)⁻¹ with H = ∇²L_support(φ) (lemma 1), so
+that the meta-gradient g solves
 
     (I + H/λ) g = ∇L_query(φ),
 
 which a few steps of conjugate gradient do, task by task (algorithm 2): memory does not grow with
 the inner steps, and how φ was found does not matter.
+
+`displaced`: Reptile (Nichol et al. 2018, arXiv:1803.02999, algorithm 1) moves the start θ towards
+the end φ of a task's inner loop: as a step along the gradient θ − φ, which is that of ½ ‖θ − φ‖²
+with φ taken as a constant. Nothing is differentiated. Adam's second moment, where it begins as
+something, moves in the same way: from task to task of the released code; here to the mean over
+tasks, so that their order does not matter.
 """
 
 import itertools
@@ -19,7 +25,8 @@ from torch import Tensor
 
 from maml.kernels.derivatives import Derivatives
 from maml.metagradient.forward_over_reverse import adapt
-from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.metagradient.problem import Outer, Problem, Tensors, by_name
+from maml.metagradient.rules import Moment
 from maml.params import Params, sum_rows
 
 LEAST_CURVATURE = 0.5
@@ -86,10 +93,10 @@ def conjugate_gradient(
         goes_on = goes_on & (left > enough) & (curvature > least * _dot(direction, direction))
         moved |= goes_on
         rate = torch.where(goes_on, left / curvature, 0)
-        x = _moved(x, rate, direction)
-        residual = _moved(residual, -rate, ahead)
+        x = _along(x, rate, direction)
+        residual = _along(residual, -rate, ahead)
         before, left = left, _dot(residual, residual)
-        direction = _moved(residual, torch.where(goes_on, left / before, 0), direction)
+        direction = _along(residual, torch.where(goes_on, left / before, 0), direction)
     return {
         name: torch.where(_beside(moved, tensor), tensor, otherwise * b[name])
         for name, tensor in x.items()
@@ -101,7 +108,7 @@ def _dot(a: Params, b: Params) -> Tensor:
     return torch.stack([(a[name] * b[name]).flatten(1).sum(1) for name in a]).sum(0)
 
 
-def _moved(at: Params, rate: Tensor, direction: Params) -> Params:
+def _along(at: Params, rate: Tensor, direction: Params) -> Params:
     """Return ``at`` plus, for each task, ``rate [B]`` times ``direction``."""
     return {
         name: torch.addcmul(tensor, _beside(rate, tensor), direction[name])
@@ -112,3 +119,31 @@ def _moved(at: Params, rate: Tensor, direction: Params) -> Params:
 def _beside(per_task: Tensor, tensor: Tensor) -> Tensor:
     """Return ``per_task [B]`` in a shape that broadcasts against ``tensor [B, …]``."""
     return per_task.view(-1, *[1] * (tensor.dim() - 1))
+
+
+@torch.no_grad()
+def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
+    """Return θ − φ, summed over B tasks; the query loss is what is reported."""
+    at, state = adapt(problem, tasks, derivatives)
+    query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
+    start = derivatives.enter(problem.params(problem.start, 0))
+    apart = derivatives.leave({name: sum_rows(start[name] - end) for name, end in at.items()})
+    of_moment: Params = {}
+    if problem.second_moment is not None:
+        of_moment = _moved(problem.second_moment, state.second, derivatives, len(query.losses))
+    still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
+    # Learned rates have no such gradient: whoever asks for it is told of the mistake.
+    rates: list[Params] = [{} for _ in problem.rates or ()]
+    gradients = Tensors(
+        {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment
+    )
+    return Outer(gradients, query.losses, query.outputs)
+
+
+def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
+    """Return what B tasks have moved a second moment by, reversed, as `by_name`."""
+    ends = derivatives.leave({name: sum_rows(tensor) for name, tensor in end.total.items()})
+    for name in start.total.keys() & set(derivatives.absent):
+        ends[name] = (n_tasks * end.kept) * start.total[name]  # its gradients are zero
+    total = {name: n_tasks * tensor - ends[name] for name, tensor in start.total.items()}
+    return by_name(Moment(total, n_tasks * (start.weight - end.weight)))

@@ -56,7 +56,7 @@ class Checked:
             raise
 
     def _made(self, ids: Tensor) -> Any:
-        with calling({FLAG: self.known}):
+        with calling(data=self.known):
             try:
                 made = self.make(ids)
             except Exception as error:

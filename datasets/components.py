@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from datasets.errors import DataError
 from datasets.flags import OwnFlag, own_flags
 
 
@@ -107,18 +108,13 @@ def is_theirs(name: str) -> bool:
     return ":" in name.partition("(")[0]
 
 
-def unknown(flag: str, name: str, there: Iterable[str]) -> str:
-    """A line about a name that there is not."""
-    plain, bracket, arguments = name.partition("(")
-    near = difflib.get_close_matches(plain, there, n=1)
-    module, _, attribute = plain.rpartition(".")
-    file = plain.removesuffix(".py")
-    if Path(f"{file}.py").is_file():
-        near = [f"{file}:NAME, of {file}.py"]
-    elif module and not near:  # as Python writes it
-        near = [f"{module}:{attribute}{bracket}{arguments}"]
+def named(flag: str, name: str, there: Mapping[str, Kind]) -> Kind:
+    """The component of ours that is called so, or :class:`DataError`."""
+    if name in there:
+        return there[name]
+    near = difflib.get_close_matches(name, there, n=1)
     there_are = f"did you mean {near[0]}? There are" if near else "there are"
-    return (
+    raise DataError(
         f"{flag} {name}: unknown; {there_are} {', '.join(there)}; "
         "or module:attribute, for one of your own"
     )

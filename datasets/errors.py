@@ -1,9 +1,9 @@
-"""The one error a user of the data sets has to read."""
+"""The errors that a user has to read, and can mend: no traceback helps there."""
 
 
-class DataError(ValueError):
-    """Data is missing, damaged, or asked for in a way it cannot serve.
+class UserError(Exception):
+    """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
 
-    The message is one line that names the flag or the file to change. Commands print ``str(error)``
-    and leave with exit status 2: no traceback helps here.
-    """
+
+class DataError(UserError, ValueError):
+    """Data is missing, damaged, or asked for in a way it cannot serve."""

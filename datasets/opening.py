@@ -239,7 +239,7 @@ def _call(
 def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
     """What a user's own function returns, images by class as :class:`ImageClasses`; remembered."""
     known = find(data)
-    with calling({FLAG: known}):
+    with calling(data=known):
         found = known.maker()(split, **dict(options))
     if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
         return found

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from datasets.components import Component, is_theirs, scan, unknown
+from datasets.components import Component, is_theirs, named, scan
 from datasets.errors import DataError
 from datasets.theirs import load_theirs
 
@@ -47,8 +47,6 @@ def find(name: str) -> DataSet:
         return DataSet(
             name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
         )
-    if name not in data_sets():
-        if Path(name).is_dir():
-            raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
-        raise DataError(unknown(FLAG, name, data_sets()))
-    return data_sets()[name]
+    if name not in data_sets() and Path(name).is_dir():
+        raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
+    return named(FLAG, name, data_sets())

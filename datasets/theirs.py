@@ -23,7 +23,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from datasets.components import Component
-from datasets.errors import DataError
+from datasets.errors import DataError, UserError
 
 
 class FromFile(str):
@@ -152,19 +152,17 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
 
 
 @contextlib.contextmanager
-def calling(
-    components: Mapping[str, Component], passing: type[Exception] = DataError
-) -> Iterator[None]:
-    """Turn what a user's own component, of those by flag, raises into a :class:`DataError`.
+def calling(**components: Component) -> Iterator[None]:
+    """Turn what a user's own component, of those by kind, raises into a :class:`DataError`.
 
-    What passes through: ``passing``, one line already; and, where all are ours, our own faults.
+    What is one line already passes through; and, where all are ours, our own faults.
     """
     try:
         yield
-    except (DataError, passing):
+    except UserError:
         raise
     except Exception as error:
-        theirs = {flag: each for flag, each in components.items() if each.is_theirs}
+        theirs = {f"--{kind}": each for kind, each in components.items() if each.is_theirs}
         if not theirs:
             raise
         blamed = _where_it_happened(error, theirs) or theirs

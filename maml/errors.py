@@ -1,8 +1,6 @@
 """Errors that a user can mend, and the exit codes that go with them."""
 
-
-class UserError(Exception):
-    """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
+from datasets.errors import UserError as UserError
 
 
 class WorkerLostError(Exception):

@@ -8,54 +8,40 @@ and may read any field.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from datasets import components
 from datasets import registry as of_data
 from datasets.components import Component as Component
-from datasets.components import is_theirs, scan
-from datasets.errors import DataError
+from datasets.components import is_theirs, named, scan
 from datasets.registry import DataSet as DataSet
-from datasets.theirs import calling as calling_theirs
+from datasets.theirs import calling as calling
 from datasets.theirs import files_of, load_theirs
-from maml.errors import UserError
 
 MAML = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class LearnerFacts(Component):
-    """A learner's facts.
+    """A learner's facts."""
 
-    Attributes:
-        tasks: What it learns from: few-shot episodes, mini-batches of labelled examples, or
-            environments to act in.
-        strategy: Where its tasks run under torchrun, if ``--strategy`` does not say.
-        adapts: What the inner loop adapts unless ``--adapt`` says it (`maml.learners.adapting`).
-        adapts_at_test: Whether it takes inner steps at test.
-    """
-
+    # What it learns from: few-shot tasks, mini-batches of labelled examples, or acting.
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
-    strategy: str = "rpc"
-    adapts: str = "*"
-    adapts_at_test: bool = True
+    strategy: str = "rpc"  # where its tasks run under torchrun, if --strategy does not say
+    adapts: str = "*"  # what adapts unless --adapt says it (maml.learners.adapting)
+    adapts_at_test: bool = True  # whether it takes inner steps at test
 
 
 @dataclass(frozen=True)
 class NetworkFacts(Component):
-    """A network's facts.
-
-    Attributes:
-        takes: Images, or points of a function; None: whatever comes, as of a user's own.
-        options: What its factory is called with beside image shape, ways and the fields it reads.
-    """
+    """A network's facts."""
 
     GIVEN = 2
 
+    # Images, or points of a function; None: whatever comes, as of a user's own.
     takes: Literal["images", "points"] | None = "images"
+    # What its factory is called with beside image shape, ways and the fields it reads.
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,16 +76,9 @@ def known(kind: str) -> Mapping[str, Any]:
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
 def find(kind: str, name: str) -> Any:
     """Return a component's facts; a `UserError` names the flag, or the file that alone says it."""
-    if not is_theirs(name):
-        if name not in known(kind):
-            raise UserError(components.unknown(f"--{kind}", name, known(kind)))
-        return known(kind)[name]
-    try:
-        if kind == "data":
-            return of_data.find(name)
-        return _theirs(kind, name)
-    except DataError as error:
-        raise UserError(str(error)) from error
+    if kind == "data":
+        return of_data.find(name)
+    return _theirs(kind, name) if is_theirs(name) else named(f"--{kind}", name, known(kind))
 
 
 def readers(kind: str, field: str) -> list[str]:
@@ -110,28 +89,21 @@ def readers(kind: str, field: str) -> list[str]:
 def _theirs(kind: str, name: str) -> Component:
     """Return the facts of a user's own component: those of the first base class that has some."""
     parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
-    # When several names share a class, the first is the plain class.
-    plain = reversed(list(known(kind).values()))
-    of_base = {(other.module, other.attribute): other for other in plain}
-    for base in getattr(loaded, "__mro__", ()) if kind != "network" else ():
-        found = of_base.get((base.__module__, base.__name__))
-        if found is not None:
-            return dataclasses.replace(found, name=name, **parts._asdict(), reads=None)
     if kind == "network":
         # A subclass of one of ours too is called with (image_shape, ways) alone.
         return NetworkFacts(name, *parts, reads=(), takes=None)
+    # When several names share a class, the first is the plain class.
+    plain = reversed(list(known(kind).values()))
+    of_base = {(other.module, other.attribute): other for other in plain}
+    for base in getattr(loaded, "__mro__", ()):
+        if found := of_base.get((base.__module__, base.__name__)):
+            return dataclasses.replace(found, name=name, **parts._asdict(), reads=None)
     return KINDS[kind](name, *parts, reads=None)
 
 
 learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")
 network: Callable[[str], NetworkFacts] = functools.partial(find, "network")
 data_set: Callable[[str], DataSet] = functools.partial(find, "data")
-
-
-def calling(**by_kind: Component) -> AbstractContextManager[None]:
-    """Turn what a user's own component raises inside into one line, which names its flag."""
-    flags = {f"--{kind}": component for kind, component in by_kind.items()}
-    return calling_theirs(flags, passing=UserError)
 
 
 def files_of_own(config: Any) -> dict[str, dict[str, str]]:

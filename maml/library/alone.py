@@ -6,7 +6,6 @@ from collections.abc import Container, Iterator
 
 import torch
 
-from datasets.errors import DataError
 from datasets.theirs import places_of_theirs
 from maml.errors import UserError
 
@@ -21,13 +20,11 @@ def alone() -> Iterator[None]:
         raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")
     try:
         yield
-    except (UserError, DataError) as error:
+    except UserError as error:
         cause = error.__cause__
-        while isinstance(cause, (UserError, DataError)):
+        while isinstance(cause, UserError):
             cause = cause.__cause__
-        if cause is not None and not places_of_theirs(cause):
-            cause = None
-        raise (error if isinstance(error, UserError) else UserError(str(error))) from cause
+        raise error from (cause if cause is not None and places_of_theirs(cause) else None)
 
 
 def in_words_of_the_library(line: str, names: Container[str]) -> str:

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterable
 
 from tqdm import tqdm
 
-from datasets.errors import DataError
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
 from maml.processes.clock import Clock, Waits, within
@@ -364,7 +363,7 @@ def exit_code(error: BaseException) -> int:
     """Return the exit code of all processes of a run where one fails by ``error``."""
     if isinstance(error, WorkerLostError):
         return error.code
-    return 2 if isinstance(error, (UserError, DataError)) else 1
+    return 2 if isinstance(error, UserError) else 1
 
 
 def say(line: str) -> None:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from datasets.errors import DataError
 from maml.config import OF_A_HOST, Config, flag
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
@@ -130,7 +129,7 @@ class Strategy(ABC):
         self.liveness.leave()
         if self.world.size == 1 or not isinstance(error, Exception):
             return
-        if isinstance(error, (UserError, DataError)):
+        if isinstance(error, UserError):
             if line and self.world.rank == 0:
                 return
         elif not isinstance(error, WorkerLostError):

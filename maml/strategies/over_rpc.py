@@ -19,7 +19,6 @@ import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _run_function
 
-from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.processes.clock import within
@@ -187,7 +186,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
                 return function(*args, **kwargs)
         except Exception as error:
             liveness.report(error)
-            if not isinstance(error, (UserError, DataError, WorkerLostError)):
+            if not isinstance(error, (UserError, WorkerLostError)):
                 traceback.print_exc()
             # As RPC returns an exception, which it would print with a traceback of this file.
             return cast("T", RemoteException("it has told why", RuntimeError))

@@ -12,7 +12,6 @@ What components of several files read is in ``maml.config.fields``.
 import ast
 import dataclasses
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -59,15 +58,6 @@ def flag(default: Any, help: str, role: Role = SAME_RUN, **facts: Any) -> Any:
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
-
-
-def group(title: str) -> Callable[..., Any]:
-    """Return what declares the fields of one group: ``default, role, help, fact=…``."""
-
-    def declare(default: Any, role: Role, help: str, **facts: Any) -> Any:
-        return flag(default, help, role, group=title, **facts)
-
-    return declare
 
 
 def facts_of(config: Any) -> dict[str, FieldFacts]:

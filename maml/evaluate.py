@@ -25,7 +25,7 @@ from typing import Any
 
 from datasets.components import is_theirs
 from maml.config import Config, checks, registry
-from maml.config.fields import default_data_root, with_values
+from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
@@ -126,7 +126,7 @@ class RunEvaluator:
         its_own = config.data == "folder" or is_theirs(config.data)
         if its_own and options.data not in (None, config.data) and options.data_root is None:
             # Its root is where a user's own images are, and no other data set.
-            asked["data_root"] = default_data_root()
+            asked["data_root"] = Config().data_root
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
         checks.check(config)
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:

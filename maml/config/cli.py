@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
-from maml.config.parser import Parser, add_fields, add_trust, show
+from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
@@ -29,7 +29,7 @@ def parse(arguments: Sequence[str]) -> Config:
     if name.startswith(f"{AGAIN}="):
         name, flags = AGAIN, [name.partition("=")[2], *flags]
     if name == LIST:
-        show(describe() + "\n")
+        print(describe(), flush=True)
         raise SystemExit(0)
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]

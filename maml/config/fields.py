@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from datasets import paths
-from datasets.flags import HOST, RESULT, SAME_RUN, WAY, Role, facts_of, group
+from datasets import flags, paths
+from datasets.flags import HOST, RESULT, SAME_RUN, WAY, Role, facts_of
 from maml.config import registry
 from maml.errors import UserError
 
-_learner = group("learner")
-_data = group("data")
-_outer_loop = group("outer loop")
-_distribution = group("distribution")
-_evaluation = group("evaluation")
-_output = group("output")
-
-
-def default_data_root() -> str:
-    """Return the data sets' own default as a field holds it."""
-    return str(paths.default_data_root())
+_learner = partial(flags.flag, group="learner")
+_data = partial(flags.flag, group="data")
+_outer_loop = partial(flags.flag, group="outer loop")
+_distribution = partial(flags.flag, group="distribution")
+_evaluation = partial(flags.flag, group="evaluation")
+_output = partial(flags.flag, group="output")
 
 
 @dataclass(frozen=True)
@@ -35,184 +31,180 @@ class Common:
     published: float | None = None
     claim: str = ""  # as the table says it: with its interval, and what it is of
 
-    learner: str = _learner("maml", SAME_RUN, "What a task's outer loss is.", names=True)
-    network: str = _learner("conv4", SAME_RUN, "What maps examples to outputs.", names=True)
+    learner: str = _learner("maml", "What a task's outer loss is.", names=True)
+    network: str = _learner("conv4", "What maps examples to outputs.", names=True)
     inner_lr: float = _learner(
-        0.4, SAME_RUN, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
+        0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
     )
-    inner_steps: int = _learner(1, SAME_RUN, "Inner-loop steps while training.", least=0)
+    inner_steps: int = _learner(1, "Inner-loop steps while training.", least=0)
     eval_inner_steps: int = _learner(
-        3, RESULT, "Inner-loop steps at validation and test.", least=0, chooses=True
+        3, "Inner-loop steps at validation and test.", RESULT, least=0, chooses=True
     )
     inner_optimizer: Literal["sgd", "momentum", "adam", "adamw", "adam0"] = _learner(
-        "sgd", SAME_RUN, "Inner-loop optimizer, differentiated through; adam0: Adam with β1 = 0."
+        "sgd", "Inner-loop optimizer, differentiated through; adam0: Adam with β1 = 0."
     )
     order: Literal["second", "first"] = _learner(
-        "second", SAME_RUN, "Meta-gradient: second differentiates through the inner gradients."
+        "second", "Meta-gradient: second differentiates through the inner gradients."
     )
     adapt: str | None = _learner(
-        None, SAME_RUN,
+        None,
         "What the inner loop adapts: PATTERN[=RATE],… over parameters' names (*: any text, @head, "
         "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
-        0.99, SAME_RUN, "What a reward counts, for each step that it comes later.", least=0, most=1
+        0.99, "What a reward counts, for each step that it comes later.", least=0, most=1
     )
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
-        "auto", WAY, "reverse: through all steps; mixed: forward over reverse [mixed with kernels]."
+        "auto", "reverse: through all steps; mixed: forward over reverse [mixed with kernels].", WAY
     )
     kernels: Literal["auto", "native", "torch"] = _learner(
-        "auto", WAY, "Derivatives: native (compiled on first use) or torch [native where it can]."
+        "auto", "Derivatives: native (compiled on first use) or torch [native where it can].", WAY
     )
     batching: Literal["auto", "vmap", "tasks"] = _learner(
-        "auto", WAY,
+        "auto",
         "What kernels do not serve: vmap: all tasks at once; tasks: each in a thread, as a plain "
-        "loop [vmap where that finds the same and each task is little work].",
+        "loop [vmap where that finds the same and each task is little work].", WAY,
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
-        "auto", WAY,
+        "auto",
         "on: compile what kernels do not serve; auto: in long runs on a CPU, if tasks are batched.",
-    )  # fmt: skip
+        WAY,
+    )
     dtype: Literal["float32", "float64"] = _learner(
-        "float32", SAME_RUN, "Floating-point type of weights, images and gradients."
+        "float32", "Floating-point type of weights, images and gradients."
     )
 
-    data: str = _data("glyphs", SAME_RUN, "Data set.", names=True)
+    data: str = _data("glyphs", "Data set.", names=True)
     data_root: str = _data(
-        default_data_root, HOST,
+        lambda: str(paths.default_data_root()),
         "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]; folder: of your images, "
-        "as train/CLASS/*, validation/CLASS/* and test/CLASS/*, or CLASS/* alone.",
+        "as train/CLASS/*, validation/CLASS/* and test/CLASS/*, or CLASS/* alone.", HOST,
     )  # fmt: skip
-    ways: int = _data(5, SAME_RUN, "Classes a task; supervised: classes in all.", least=1)
-    shots: int = _data(1, SAME_RUN, "Support examples per class.", least=1)
+    ways: int = _data(5, "Classes a task; supervised: classes in all.", least=1)
+    shots: int = _data(1, "Support examples per class.", least=1)
     train_ways: int | None = _data(
-        None, SAME_RUN, "Classes a task while training, if another number [--ways].", least=1
+        None, "Classes a task while training, if another number [--ways].", least=1
     )
     train_shots: int | None = _data(
-        None, SAME_RUN, "Support examples a class in training, if it differs [--shots].", least=1
+        None, "Support examples a class in training, if it differs [--shots].", least=1
     )
-    queries: int = _data(1, SAME_RUN, "Query examples per class while training.", least=1)
+    queries: int = _data(1, "Query examples per class while training.", least=1)
     eval_queries: int = _data(
-        1, RESULT, "Query examples per class at validation and test.", least=1, chooses=True
+        1, "Query examples per class at validation and test.", RESULT, least=1, chooses=True
     )
-    horizon: int = _data(200, SAME_RUN, "Steps that an episode of acting takes at most.", least=1)
-    batch_size: int = _data(64, SAME_RUN, "Examples of a mini-batch, which is a task.", least=1)
+    horizon: int = _data(200, "Steps that an episode of acting takes at most.", least=1)
+    batch_size: int = _data(64, "Examples of a mini-batch, which is a task.", least=1)
 
     seed: int = _outer_loop(
-        0, SAME_RUN, "Seed of all that is random: weights, tasks, images.", least=0, most=2**63 - 1
+        0, "Seed of all that is random: weights, tasks, images.", least=0, most=2**63 - 1
     )
     init: str | None = _outer_loop(
-        None, SAME_RUN,
-        "Weights to begin with, of a run, record, checkpoint or state_dict [drawn by --seed].",
-    )  # fmt: skip
+        None, "Weights to begin with, of a run, record, checkpoint or state_dict [drawn by --seed]."
+    )
     iterations: int = _outer_loop(
-        1000, RESULT, "Outer steps in all, a resumed run's earlier ones included.", least=0
+        1000, "Outer steps in all, a resumed run's earlier ones included.", RESULT, least=0
     )
-    meta_batch_size: int = _outer_loop(
-        32, SAME_RUN, "Tasks per iteration, over all workers.", least=1
-    )
-    meta_lr: float = _outer_loop(1e-3, SAME_RUN, "Learning rate of the outer loop.", above=0)
-    meta_optimizer: Literal["adam", "sgd"] = _outer_loop(
-        "adam", SAME_RUN, "Optimizer of the outer loop."
-    )
+    meta_batch_size: int = _outer_loop(32, "Tasks per iteration, over all workers.", least=1)
+    meta_lr: float = _outer_loop(1e-3, "Learning rate of the outer loop.", above=0)
+    meta_optimizer: Literal["adam", "sgd"] = _outer_loop("adam", "Optimizer of the outer loop.")
     meta_schedule: Literal["constant", "linear", "cosine", "halving"] = _outer_loop(
-        "constant", SAME_RUN, "How --meta-lr falls to --meta-lr-end over the run, or halves."
+        "constant", "How --meta-lr falls to --meta-lr-end over the run, or halves."
     )
     meta_lr_end: float = _outer_loop(
-        0.0, SAME_RUN, "linear, cosine: what --meta-lr falls to.",
+        0.0, "linear, cosine: what --meta-lr falls to.",
         least=0, read_with=("meta_schedule", "linear", "cosine"),
     )  # fmt: skip
     meta_halve_every: int = _outer_loop(
-        2000, SAME_RUN, "Iterations after which --meta-lr halves, again and again.",
+        2000, "Iterations after which --meta-lr halves, again and again.",
         least=1, read_with=("meta_schedule", "halving"),
     )  # fmt: skip
     meta_decay: float = _outer_loop(
-        0.5, SAME_RUN, "What --meta-lr is multiplied by then: 0.5 halves it.",
+        0.5, "What --meta-lr is multiplied by then: 0.5 halves it.",
         above=0, most=1, read_with=("meta_schedule", "halving"),
     )  # fmt: skip
     meta_eps: float = _outer_loop(
-        1e-8, SAME_RUN, "What Adam of the outer loop adds to √v.",
+        1e-8, "What Adam of the outer loop adds to √v.",
         above=0, read_with=("meta_optimizer", "adam"),
     )  # fmt: skip
     meta_momentum: float = _outer_loop(
-        0.0, SAME_RUN, "sgd: momentum of the outer loop.",
+        0.0, "sgd: momentum of the outer loop.",
         least=0, below=1, read_with=("meta_optimizer", "sgd"),
     )  # fmt: skip
     grad_clip: float | None = _outer_loop(
-        None, SAME_RUN, "Clip every element of the meta-gradient to this magnitude.", above=0
+        None, "Clip every element of the meta-gradient to this magnitude.", above=0
     )
     grad_clip_norm: float | None = _outer_loop(
-        None, SAME_RUN, "Shrink a meta-gradient whose norm is larger to this norm.", above=0
+        None, "Shrink a meta-gradient whose norm is larger to this norm.", above=0
     )
     weight_decay: float = _outer_loop(
-        0.0, SAME_RUN, "An outer step shrinks weights by this, times its rate (AdamW).", least=0
+        0.0, "An outer step shrinks weights by this, times its rate (AdamW).", least=0
     )
     freeze: str | None = _outer_loop(
-        None, SAME_RUN, "What neither adapts nor learns: a pattern over parameters, as for --adapt."
+        None, "What neither adapts nor learns: a pattern over parameters, as for --adapt."
     )
     on_nonfinite: Literal["stop", "skip"] = _outer_loop(
-        "stop", RESULT, "After a step that is not taken, as it is not finite: stop, or go on."
+        "stop", "After a step that is not taken, as it is not finite: stop, or go on.", RESULT
     )
-    strategy: str = _distribution("auto", WAY, "Where tasks run.", names=True)
+    strategy: str = _distribution("auto", "Where tasks run.", WAY, names=True)
     partition: Literal["exclusive", "chunk"] = _distribution(
-        "exclusive", WAY, "One call a task (exclusive), or one a worker (chunk)."
+        "exclusive", "One call a task (exclusive), or one a worker (chunk).", WAY
     )
     # Threads are all started at once.
-    rpc_threads: int = _distribution(16, HOST, "Threads that serve calls.", least=2, most=4096)
+    rpc_threads: int = _distribution(16, "Threads that serve calls.", HOST, least=2, most=4096)
     timeout: float = _distribution(
-        120.0, WAY, "Seconds without a peer's answer after which the run ends.",
+        120.0, "Seconds without a peer's answer after which the run ends.", WAY,
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
     batch_wait: float = _distribution(
-        0.2, WAY, "Answer an incomplete batch of requests after this many seconds.", above=0
+        0.2, "Answer an incomplete batch of requests after this many seconds.", WAY, above=0
     )
     threads: int | None = _distribution(
-        None, HOST, "Computing threads per process [cores / processes on this host].", least=1
+        None, "Computing threads per process [cores / processes on this host].", HOST, least=1
     )
     task_batch: int = _distribution(
-        32, HOST, "Tasks that a worker batches; bounds memory, changes no result.", least=1
+        32, "Tasks that a worker batches; bounds memory, changes no result.", HOST, least=1
     )
     device: str = _distribution(
-        "auto", HOST, "cpu, cuda, cuda:N, or auto: a GPU where there is one, by local rank."
+        "auto", "cpu, cuda, cuda:N, or auto: a GPU where there is one, by local rank.", HOST
     )
 
     eval_every: int = _evaluation(
-        500, WAY, "Iterations between validations; 0: never.", least=0, chooses=True
+        500, "Iterations between validations; 0: never.", WAY, least=0, chooses=True
     )
-    eval_tasks: int = _evaluation(100, WAY, "Validation tasks each time.", least=1, chooses=True)
+    eval_tasks: int = _evaluation(100, "Validation tasks each time.", WAY, least=1, chooses=True)
     test_tasks: int = _evaluation(
-        600, RESULT, "Test tasks at the end of the run; 0: no test.", least=0
+        600, "Test tasks at the end of the run; 0: no test.", RESULT, least=0
     )
     test_model: Literal["last", "best"] = _evaluation(
-        "last", SAME_RUN, "What is tested: the last model, or the one that validated best."
+        "last", "What is tested: the last model, or the one that validated best."
     )
     stop_after: int = _evaluation(
-        0, WAY, "End training after so many validations without a better model; 0: never.",
+        0, "End training after so many validations without a better model; 0: never.", WAY,
         least=0, read_with=("test_model", "best"), chooses=True,
     )  # fmt: skip
     eval_draws: bool = _evaluation(
-        False, RESULT, "Let the network draw at validation and test, as dropout does.", chooses=True
+        False, "Let the network draw at validation and test, as dropout does.", RESULT, chooses=True
     )
     transductive: bool = _evaluation(
-        True, RESULT, "Headline with statistics of the query set (both are reported).", chooses=True
+        True, "Headline with statistics of the query set (both are reported).", RESULT, chooses=True
     )
 
-    run_dir: str | None = _output(None, HOST, "The run directory, exactly [runs/<preset>-<time>].")
+    run_dir: str | None = _output(None, "The run directory, exactly [runs/<preset>-<time>].", HOST)
     checkpoint_every: int = _output(
-        500, WAY, "Iterations between checkpoints; there is always one at the end.", least=1
+        500, "Iterations between checkpoints; there is always one at the end.", WAY, least=1
     )
     keep_checkpoints: int = _output(
-        5, WAY, "How many checkpoints, the newest, are kept for evaluators.", least=1
+        5, "How many checkpoints, the newest, are kept for evaluators.", WAY, least=1
     )
     keep_best: int = _output(
-        0, WAY, "How many that validated best are kept: for --iteration best, --ensemble.", least=0
+        0, "How many that validated best are kept: for --iteration best, --ensemble.", WAY, least=0
     )
     resume: str = _output(
-        "auto", HOST, "auto: go on from the run directory's checkpoint, if any; never; or a path."
+        "auto", "auto: go on from the run directory's checkpoint, if any; never; or a path.", HOST
     )
-    log_every: int = _output(10, WAY, "Iterations between rows of metrics.jsonl.", least=1)
+    log_every: int = _output(10, "Iterations between rows of metrics.jsonl.", WAY, least=1)
     logger: Literal["wandb", "tensorboard", "none"] = _output(
-        "wandb", HOST, "Where numbers go beside metrics.jsonl; wandb: offline without a key."
+        "wandb", "Where numbers go beside metrics.jsonl; wandb: offline without a key.", HOST
     )
 
 

@@ -4,9 +4,7 @@ import argparse
 import contextlib
 import difflib
 import math
-import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -47,8 +45,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(re.sub(r"^argument ", "", message).replace(": must be ", " must be ", 1))
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help; a reader that has seen enough of it, as ``head``, may go."""
-        show(self.format_help())
+        """Print the help at once: `run_program` sees a reader go, as ``head`` does."""
+        print(self.format_help(), end="", flush=True)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -57,17 +55,6 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         split = super()._split_lines
         return [line for part in text.splitlines() for line in split(part, width)]
-
-
-def show(text: str) -> None:
-    """Print ``text`` on standard output, which may be closed before its end."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Else Python tries again when it ends, and complains.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def add_trust(parser: argparse.ArgumentParser, what: str) -> None:

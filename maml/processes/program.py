@@ -30,7 +30,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
         code = _within_limits(main, arguments)
-    except UserError as error:
+    except _bad_input() as error:
         if not speaks:
             _let_rank_zero_speak()
         _say(error)
@@ -80,6 +80,15 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
             f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
             f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"
         ) from error
+
+
+def _bad_input() -> tuple[type[Exception], ...]:
+    """Return the errors that a user can mend; the data sets' own only once they are loaded.
+
+    Importing ``datasets`` imports torch, which --help and a mistyped flag need not wait for.
+    """
+    loaded = sys.modules.get("datasets.errors")
+    return (UserError,) if loaded is None else (UserError, loaded.DataError)
 
 
 def _let_rank_zero_speak() -> None:

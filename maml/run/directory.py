@@ -96,7 +96,7 @@ def write_config(
         "strategy": config.strategy,
         "git_commit": commit,
         "launcher": _launcher(),
-        "command": sys.argv,
+        "command": [*sys.argv],  # another list than below: yaml would say that they are one
     }
     if own := own_files(config):
         start["own_files"] = own
@@ -108,15 +108,8 @@ def write_config(
         "command": sys.argv,
         "starts": starts,
     }
-    write_text(path, yaml.dump(content, Dumper=_Plain, sort_keys=False))
+    write_text(path, yaml.safe_dump(content, sort_keys=False))
     return [{n: of[n] for n in OF_A_START if n in of} for of in starts]
-
-
-class _Plain(yaml.SafeDumper):
-    """Says twice what is there twice, without anchors."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:

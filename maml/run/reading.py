@@ -9,12 +9,8 @@ from typing import Any
 from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
-from maml.run.files import read_object, read_rows
+from maml.run.files import TESTED, Scores, read_object, read_rows, read_tasks
 from maml.run.log import Row
-from maml.run.task_scores import NAME, Scores, read_tasks
-
-ROOM = 56
-"""Letters of a label that there is room for, if so few tell a method from the others."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Run:
     @cached_property
     def scores(self) -> Scores:
         """What each test task scored: test_tasks.csv."""
-        return read_tasks(self.path / NAME)
+        return read_tasks(self.path / TESTED)
 
     @property
     def headline(self) -> str:
@@ -92,20 +88,14 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
         if len(names) > 1 and len(set(value.values())) == len(value):
             names = [alone]
             break
-    found: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        found.setdefault(tuple(str(getattr(run.config, n)) for n in names), []).append(run)
-    first = runs[0].config
     if not names:
+        first = runs[0].config
         return {first.preset or first.learner: list(runs)}
-    if names in (["learner"], ["preset"]):
-        return {values[0]: each for values, each in found.items()}
-    cut = [[_label(names, values, n + 1) for values in found] for n in range(len(names))]
-    telling = [labels for labels in cut if len(set(labels)) == len(found)]
-    short = [labels for labels in telling if max(map(len, labels)) <= ROOM]
-    return dict(zip((short or telling[:1])[-1], found.values(), strict=True))
-
-
-def _label(names: Sequence[str], values: Sequence[str], count: int) -> str:
-    pairs = [f"{name}={value}" for name, value in zip(names, values, strict=True)]
-    return " ".join(pairs[:count] + ["…"] * (count < len(pairs)))
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        said = {name: str(getattr(run.config, name)) for name in names}
+        label = " ".join(f"{name}={value}" for name, value in said.items())
+        if names in (["learner"], ["preset"]):
+            label = said[names[0]]
+        found.setdefault(label, []).append(run)
+    return found

@@ -12,8 +12,8 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
+from maml.run.files import TESTED
 from maml.run.reading import Run
-from maml.run.task_scores import NAME
 from maml.studies.statistics import Floats
 
 TASKS = (
@@ -58,7 +58,7 @@ def read(asked: str, metric: str | None) -> Arm:
     runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
         raise UserError(f"{asked}: no run in {path} has these values")
-    tested = [run for run in runs if (run.path / NAME).is_file()]
+    tested = [run for run in runs if (run.path / TESTED).is_file()]
     for run in tested:
         # One that is trained further since has the scores of an earlier model.
         status = directory.read_status(run.path)
@@ -70,7 +70,7 @@ def read(asked: str, metric: str | None) -> Arm:
 def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
     """Return the arm of runs that differ in their seed alone."""
     if not runs:
-        raise UserError(f"{name}: none of its runs has {NAME}: none has come to its test")
+        raise UserError(f"{name}: none of its runs has {TESTED}: none has come to its test")
     if differing := reading.differing(runs):
         values = sorted({str(getattr(run.config, differing[0])) for run in runs})
         raise UserError(
@@ -89,9 +89,9 @@ def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
             if split != "test":
                 continue
             if column not in row:
-                raise UserError(f"{run.path / NAME}: no {column}; it has {', '.join(columns)}")
+                raise UserError(f"{run.path / TESTED}: no {column}; it has {', '.join(columns)}")
             if not np.isfinite(row[column]):
-                raise UserError(f"{run.path / NAME}: {column} of task {index} is {row[column]}")
+                raise UserError(f"{run.path / TESTED}: {column} of task {index} is {row[column]}")
             if index in scores.setdefault(seed, {}):
                 raise UserError(f"{name}: two runs have seed {seed}; {run.path} is one of them")
             scores[seed][index] = row[column]

@@ -20,9 +20,9 @@ from maml.evaluation.best import RECORDED, recorded_content
 from maml.evaluation.scores import of_tasks
 from maml.params import Params
 from maml.run import checkpoint
+from maml.run.files import Scores
 from maml.run.provenance import other_files
 from maml.run.reading import Run
-from maml.run.task_scores import Scores
 from maml.strategies.local import alone
 from maml.studies import recorded
 

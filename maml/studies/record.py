@@ -24,9 +24,9 @@ from maml.evaluation.best import RECORDED, load_best
 from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
+from maml.run.files import TESTED
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
-from maml.run.task_scores import NAME
 from maml.strategies.local import alone
 from maml.studies import recorded
 from maml.studies.check_record import retested
@@ -91,7 +91,7 @@ def write(
     result = files.read_object(run_dir / "result.json")
     result |= published_row(config) | {"changed": changed(config)}
     if wrong := recorded.other_means(run):
-        raise UserError(f"{run_dir / 'result.json'}: not what {NAME} says: {wrong}")
+        raise UserError(f"{run_dir / 'result.json'}: not what {TESTED} says: {wrong}")
     if ensemble is not None:
         result |= _ensemble(here, run_dir, ensemble, result["tasks"])
     last = checkpoint.load(checkpoint.last_checkpoint(run_dir))
@@ -174,7 +174,7 @@ def _write(
     if made["model_bytes"] > recorded.MOST_BYTES:
         kept.unlink()
     files.write_text(folder / "record.json", json.dumps(made, indent=1) + "\n")
-    shutil.copy(run_dir / NAME, folder / NAME)
+    shutil.copy(run_dir / TESTED, folder / TESTED)
     with contextlib.suppress(FileNotFoundError):
         shutil.copy(run_dir / "curves.png", folder / "curves.png")
     config = {name: v for name, v in content["config"].items() if name not in PLACES}

@@ -21,9 +21,8 @@ from maml.config.presets import changed
 from maml.errors import UserError
 from maml.evaluation.scores import means, with_headline
 from maml.run import reading
-from maml.run.files import read_object
+from maml.run.files import TESTED, read_object
 from maml.run.reading import Run
-from maml.run.task_scores import NAME
 from maml.studies import REPOSITORY
 
 RECORDS = REPOSITORY / "launch" / "records"
@@ -81,7 +80,7 @@ def other_means(run: Run) -> str:
     asked = [("test", config.seed, index) for index in range(count)]
     there = [run.scores[address] for address in asked if address in run.scores]
     if len(there) < count:
-        return f"it is over {count} tasks; {len(there)} of these are in {NAME}"
+        return f"it is over {count} tasks; {len(there)} of these are in {TESTED}"
     names = list(there[0])
     values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
     expected = with_headline(means(values, "test", names), transductive=config.transductive)

@@ -18,8 +18,7 @@ from maml.params import Params
 from maml.plots import style
 from maml.plots.curves import draw_curves
 from maml.plots.tasks import panel
-from maml.run import task_scores
-from maml.run.files import read_rows
+from maml.run.files import TESTED, read_rows, write_tasks
 from maml.training.run import Run
 from maml.worker import Worker
 
@@ -139,7 +138,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
         if run.speaks:
             # Of an earlier test, whose result is replaced.
             with contextlib.suppress(OSError):
-                (run.dir / task_scores.NAME).unlink()
+                (run.dir / TESTED).unlink()
         return result
     values = of_tasks(
         run.strategy, params, "test", config.test_tasks, progress=run.speaks, between=heed_stop
@@ -147,7 +146,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     names = run.worker.evaluation_names
     scores = means(values, "test", names)
     if run.speaks:
-        task_scores.write_tasks(run.dir, "test", config.seed, names, values.tolist())
+        write_tasks(run.dir, "test", config.seed, names, values.tolist())
         if (images := run.worker.evaluation("test").content()) is not None:
             result["test_images"] = images
     run.write(scores)

@@ -8,7 +8,7 @@ import pytest
 
 from maml.evaluate import main as evaluate
 from maml.learners.objectives import is_taken
-from maml.run.task_scores import NAME
+from maml.run.files import TESTED
 from tests.launching import REPO
 from tests.runs import metrics, result, sinusoid, train
 
@@ -22,7 +22,7 @@ def test_all_that_a_run_writes_is_taken(tmp_path: Path) -> None:
     train(sinusoid(eval_every=1, test_tasks=2), tmp_path)
     assert evaluate([str(tmp_path), "--tasks", "2"]) == 0
     evaluated = json.loads((tmp_path / "evaluations.jsonl").read_text())
-    (header, *_) = (tmp_path / NAME).read_text().splitlines()
+    (header, *_) = (tmp_path / TESTED).read_text().splitlines()
     rows = [*metrics(tmp_path), evaluated, result(tmp_path)]
     assert len(rows) == 7
     names = set(header.split(",")).union(*rows)

@@ -80,12 +80,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
         command.named(["A"], runs)
     with pytest.raises(UserError, match="--names: one is given twice"):
         command.named(["A", "A"], runs)
-    # Of many flags the first few; a later one that alone tells is not left out.
-    many = {"inner_steps": 7, "meta_batch_size": 48, "meta_lr": 0.5, "meta_eps": 0.0125}
-    other = Run(Path("e"), with_values(runs[0].config, weight_decay=0.125, **many))
-    assert [*reading.methods([runs[0], other])][1].endswith(" …")
-    third = Run(Path("f"), with_values(other.config, weight_decay=0.25))
-    assert "weight_decay=0.25" in [*reading.methods([runs[0], other, third])][2]
+    other = Run(Path("e"), with_values(runs[0].config, weight_decay=0.125, inner_steps=7))
+    assert [*reading.methods([runs[0], other])][1] == "inner_steps=7 weight_decay=0.125"
 
 
 def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:

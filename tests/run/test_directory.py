@@ -9,7 +9,7 @@ import torch
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
 from maml.run.directory import choose, write_config
-from maml.run.task_scores import read_tasks
+from maml.run.files import read_tasks
 from tests.runs import glyphs, metrics, result, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.

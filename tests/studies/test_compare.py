@@ -12,7 +12,7 @@ from scipy import stats
 
 from maml.errors import UserError
 from maml.run import directory, reading
-from maml.run.task_scores import write_tasks
+from maml.run.files import write_tasks
 from maml.studies import arms, compare, statistics
 from tests.runs import glyphs
 

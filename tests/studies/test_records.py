@@ -24,9 +24,9 @@ from maml.errors import UserError
 from maml.evaluation.best import RECORDED, recorded_content
 from maml.learners import build_learner
 from maml.run import checkpoint, directory
+from maml.run.files import read_tasks
 from maml.run.provenance import digest_of
 from maml.run.reading import Run
-from maml.run.task_scores import read_tasks
 from maml.studies import check_record, record, recorded, table
 from maml.trainer import Trainer
 from tests.launching import REPO

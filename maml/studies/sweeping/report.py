@@ -9,9 +9,8 @@ from optuna.distributions import CategoricalDistribution
 from maml.errors import UserError
 from maml.plots import style
 from maml.plots.style import BLUE
-from maml.run.files import write_text
+from maml.run.files import TESTED, write_text
 from maml.run.reading import read
-from maml.run.task_scores import NAME
 from maml.studies import compare
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.markdown import grid
@@ -104,7 +103,7 @@ def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
     """Compare settings with the best, on test tasks; "" where they were tested on none."""
     runs = {
-        name: [read(trial.run_dir) for trial in trials if (trial.run_dir / NAME).is_file()]
+        name: [read(trial.run_dir) for trial in trials if (trial.run_dir / TESTED).is_file()]
         for name, trials in [*settings.items()][:COMPARED]
     }
     try:

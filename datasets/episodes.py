@@ -53,10 +53,6 @@ class Episodes(ABC):
         """The names of the tasks' classes, by label, if they have any; ``ids`` is int64 ``[B]``."""
         return None
 
-    def following(self, ids: Tensor, iterations: int) -> Tensor:
-        """The ids of the meta-batch ``iterations`` after the one with these ids (``[B]``)."""
-        return ids + iterations * len(ids)
-
     @abstractmethod
     def tasks(self, ids: Tensor) -> Task:
         """The tasks with these ids (int64 ``[B]``), batched, on the CPU.

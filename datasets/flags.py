@@ -72,10 +72,6 @@ class OwnFlag(NamedTuple):
     arguments: list[Any]
     facts: dict[str, Any]
 
-    def in_group(self, title: str) -> Any:
-        """Return its field, with a heading for ``--help``."""
-        return flag(*self.arguments, group=title, **self.facts)
-
 
 def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
     """Return the flags that a file's class ``Flags`` declares, by name."""

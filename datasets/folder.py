@@ -174,14 +174,13 @@ def _divided(
 
 
 def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:
-    return {f"{below}{name}": _images(root, f"{below}{name}") for name in names}
-
-
-def _images(root: Path, name: str) -> list[str]:
-    """The images of a class. Raises :class:`DataError` if there are none."""
-    if images := look(root, name).images:
-        return images
-    raise DataError(f"{shown(root / name)}: no images in it; add some, or remove it: {_FORMS}")
+    found = {f"{below}{name}": look(root, f"{below}{name}").images for name in names}
+    for name, images in found.items():
+        if not images:
+            raise DataError(
+                f"{shown(root / name)}: no images in it; add some, or remove it: {_FORMS}"
+            )
+    return found
 
 
 def _drawn(n: int, fractions: str) -> dict[str, NDArray[np.int64]]:

@@ -8,7 +8,6 @@ an image: file, class, probability, with tabs between them.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +22,6 @@ from maml.errors import UserError
 from maml.library.fast_module import BatchStatistics
 from maml.library.model import Model, load
 from maml.processes.program import run_program
-from maml.run import files
 
 
 def main(arguments: list[str]) -> int:
@@ -48,27 +46,13 @@ def main(arguments: list[str]) -> int:
     names = [str(name) for name in adapted.classes or ()]
     images, truths, paths = _flat(model, query)
     answers = adapted.predict(images, options.batch_statistics).tolist()
-    rows: list[dict[str, Any]] = []
-    for path, truth, each in zip(paths, truths, answers, strict=True):
-        probabilities = dict(zip(names, each, strict=True))
-        found = max(probabilities, key=probabilities.__getitem__)
-        known = {"truth": truth} if truth else {}
-        rows.append({"file": path, "class": found, "probabilities": probabilities, **known})
-        print(f"{shown(path)}\t{found}\t{probabilities[found]:.4f}")
-    accuracy = None
+    right = 0
+    for path, truth, probabilities in zip(paths, truths, answers, strict=True):
+        found, probability = max(zip(names, probabilities, strict=True), key=lambda of: of[1])
+        right += found == truth
+        print(f"{shown(path)}\t{found}\t{probability:.4f}")
     if query.classes != [""]:
-        accuracy = sum(row["class"] == row["truth"] for row in rows) / len(rows)
-        print(f"accuracy {100 * accuracy:.2f} % of {counted(len(rows), 'image')}")
-    if options.json is not None:
-        report = {
-            "run_dir": str(options.run_dir),
-            "iteration": model.iteration,
-            "steps": model.steps if options.steps is None else options.steps,
-            "batch_statistics": options.batch_statistics,
-            "predictions": rows,
-            "accuracy": accuracy,
-        }
-        files.write_text(options.json, json.dumps(report, indent=2) + "\n")
+        print(f"accuracy {100 * right / len(paths):.2f} % of {counted(len(paths), 'image')}")
     return 0
 
 
@@ -91,12 +75,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add_iteration(parser)
     add_trust(parser, "the run's config.yaml")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
-    text = "write all probabilities to this file, too"
-    parser.add_argument("--json", type=Path, metavar="FILE", help=text)
-    options = parser.parse_args(arguments)
-    if options.json is not None and (options.json.is_dir() or not options.json.parent.is_dir()):
-        raise UserError(f"--json {options.json}: no file in an existing folder")
-    return options
+    return parser.parse_args(arguments)
 
 
 def _read(model: Model, place: Path) -> FolderImages:

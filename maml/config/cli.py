@@ -79,10 +79,7 @@ def _parser(default: Config) -> Parser:
 
 
 def _as_spelled(word: str) -> str:
-    """Return a flag as it is spelled here: ``--inner_lr`` is ``--inner-lr``.
-
-    Sweeps give every flag a value: ``--transductive=False`` is ``--no-transductive``.
-    """
+    """Return ``--inner_lr`` as ``--inner-lr``, and a sweep's ``--x=False`` as ``--no-x``."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")

@@ -210,12 +210,12 @@ class Common:
 
 def _own_flags() -> list[tuple[str, Any, Any]]:
     """Return the flags that components declare in their own files: names, types and fields."""
-    titles = {"learner": "learner", "network": "learner", "data": "data"}
+    declare = {"learner": _learner, "network": _learner, "data": _data, "strategy": _distribution}
     found = {}
     for kind in registry.KINDS:
         for component in registry.known(kind).values():
             for name, own in component.flags.items():
-                found[name] = (name, own.type, own.in_group(titles.get(kind, "distribution")))
+                found[name] = (name, own.type, declare[kind](*own.arguments, **own.facts))
     return list(found.values())
 
 

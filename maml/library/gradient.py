@@ -80,10 +80,7 @@ def _batching_of(
 
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
-    """Return what tells a problem from others: all code and networks that lead from it, not data.
-
-    Torch's own functions are themselves; a rate may be another at each call.
-    """
+    """Return what tells a problem from others: the code and networks that lead from it, no data."""
     found: list[Any] = []
     waiting: list[Any] = [state]
     seen = set[int]()

@@ -24,8 +24,7 @@ from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.given_tasks import GivenTasks, as_tasks, check_labels, ways_of
-from maml.library.inputs import whole
+from maml.library.inputs import GivenTasks, as_tasks, check_labels, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching

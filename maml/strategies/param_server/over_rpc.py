@@ -156,7 +156,7 @@ class ParameterServer(OverRpc):
         deadline = self.liveness.clock.now() + self.config.timeout
         while True:
             for rank in sorted(self._idle):
-                batch = self.worker.training.following(self._first_ids, self._handed_out)
+                batch = self._first_ids + self._handed_out * len(ids)  # as `Episodes.ids` counts
                 self._handed_out += 1
                 self._under_way[rank] = batch
                 self._give(rank, batch, params)

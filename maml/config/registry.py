@@ -75,19 +75,14 @@ def known(kind: str) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
 def find(kind: str, name: str) -> Any:
-    """Return a component's facts; a `UserError` names the flag, or the file that alone says it."""
+    """Return a component's facts; a `UserError` names the flag, or the file that alone says it.
+
+    A user's own has the facts of the first base class that has some.
+    """
     if kind == "data":
         return of_data.find(name)
-    return _theirs(kind, name) if is_theirs(name) else named(f"--{kind}", name, known(kind))
-
-
-def readers(kind: str, field: str) -> list[str]:
-    """Return the names of the components of a kind that read a field of the configuration."""
-    return [each.name for each in known(kind).values() if field in (each.reads or ())]
-
-
-def _theirs(kind: str, name: str) -> Component:
-    """Return the facts of a user's own component: those of the first base class that has some."""
+    if not is_theirs(name):
+        return named(f"--{kind}", name, known(kind))
     parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
     if kind == "network":
         # A subclass of one of ours too is called with (image_shape, ways) alone.
@@ -99,6 +94,11 @@ def _theirs(kind: str, name: str) -> Component:
         if found := of_base.get((base.__module__, base.__name__)):
             return dataclasses.replace(found, name=name, **parts._asdict(), reads=None)
     return KINDS[kind](name, *parts, reads=None)
+
+
+def readers(kind: str, field: str) -> list[str]:
+    """Return the names of the components of a kind that read a field of the configuration."""
+    return [each.name for each in known(kind).values() if field in (each.reads or ())]
 
 
 learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")

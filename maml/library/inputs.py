@@ -24,6 +24,15 @@ Images: TypeAlias = Any
 """Floats ``[n, C, H, W]`` in [0, 1]; uint8 ``[n, H, W]`` or ``[n, H, W, C]``; a PIL image, a path
 of a file that PIL opens, or a list of these."""
 
+Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+GivenTasks: TypeAlias = Task | Parts | Sequence[Task | Parts]
+"""Tensors with a leading task dimension, or a list of tasks."""
+
+FORM = (
+    "give (support_x, support_y, query_x, query_y) with a leading task dimension, or a list of "
+    "such tuples without it"
+)
+
 _ROUNDING = 1e-6
 
 
@@ -154,16 +163,6 @@ def _stacked(given: Any, what: str) -> NDArray[Any]:
 
 def _joined(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes))
-
-
-Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
-GivenTasks: TypeAlias = Task | Parts | Sequence[Task | Parts]
-"""Tensors with a leading task dimension, or a list of tasks."""
-
-FORM = (
-    "give (support_x, support_y, query_x, query_y) with a leading task dimension, or a list of "
-    "such tuples without it"
-)
 
 
 def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Task]:

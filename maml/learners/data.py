@@ -109,8 +109,7 @@ def few_shot_tasks(
 def class_names(config: Config) -> dict[str, list[str]] | None:
     """Return the names of each split's classes; None where they are known only with the images.
 
-    Raises:
-        DataError: if a split that the run reads has too few of them.
+    A `DataError` says that a split which the run reads has too few of them.
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None

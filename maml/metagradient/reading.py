@@ -46,10 +46,7 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
 
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:
-    """Return the names of the parameters that a loss reads, and of those that kernels read.
-
-    The task is a batch of one. A loss that reads others, or is no scalar, is refused.
-    """
+    """Return the names that a loss reads of a batch of one, and those of them that kernels read."""
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()

@@ -15,6 +15,11 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
     )
 
 
+def in_float64(tensor: Tensor) -> Tensor:
+    """Return a tensor of floats in float64, others as they are."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
 def without_prefix(params: Params, prefix: str) -> Params:
     """Return those of ``params`` whose names begin with ``prefix``, without it."""
     return {

@@ -16,7 +16,7 @@ from datasets import open_environments
 from datasets.environments.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
-from maml.execution.traced import Traced
+from maml.execution.compiled import Traced
 from maml.learners.base import Learner
 from maml.learners.data import data_options
 from maml.params import Params

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -46,6 +47,8 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """The same of the operations that were written down, before code is generated for them."""
 FLOOR = 0.1
 """To a tensor's own norm comes so much of that of all beside it: some consist of rounding alone."""
+WORTH = 150
+"""Calls after which a small function is traced: by then they have cost what tracing costs."""
 READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 VALUES = (
     "the network or the loss reads a tensor's value, or makes a shape of it (an if, numpy, "
@@ -55,7 +58,7 @@ DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
 
 
 class _Form(NamedTuple):
-    """A compiled function of flat inputs, and how its outputs are nested."""
+    """A recorded function of flat inputs, and how its outputs are nested."""
 
     run: Callable[..., Tensors]
     structure: Any
@@ -193,6 +196,37 @@ class _NoValues(TorchFunctionMode):
         if func in READS:
             raise RuntimeError(VALUES)
         return func(*args, **kwargs or {})
+
+
+class Traced:
+    """A small function of tensors that is called thousands of times, recorded for each shape.
+
+    To find the operations of a `torch.func.vmap` of a few layers takes longer than to run them.
+    It is without gradients. Copies are not traced.
+    """
+
+    def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
+        """``each``: the arguments have a leading dimension that ``function`` does not know of."""
+        self._given = function, each
+        self._function = torch.func.vmap(function) if each else function
+        self._calls: Counter[Any] = Counter()
+        self._forms: dict[Any, _Form] = {}
+
+    def __reduce__(self) -> Any:
+        return Traced, self._given
+
+    @torch.no_grad()
+    def __call__(self, *arguments: Any) -> Any:
+        """Return what the function returns."""
+        tensors, structure = pytree.tree_flatten(arguments)
+        key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+        form = self._forms.get(key)
+        if form is None:
+            self._calls[key] += 1
+            if self._calls[key] <= WORTH:
+                return self._function(*arguments)
+            form = self._forms[key] = _Form(*record(self._function, tensors, structure))
+        return pytree.tree_unflatten(form.run(*tensors), form.structure)
 
 
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:

@@ -6,10 +6,9 @@ equal it.
 Shape legend: B tasks, E examples of a set.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import torch
 from torch import Tensor
 
 from maml.params import Params
@@ -43,10 +42,11 @@ class Derivatives:
     Attributes:
         whole: Whether the gradient of the support loss is that by every parameter. Otherwise it is
             by those that adapt alone, under their own names.
+        alone: Whether a batch is of one task, of which nothing is batched.
         absent: Names of parameters without coordinates, as no loss depends on them.
     """
 
-    whole = False
+    whole = alone = False
     absent: Collection[str] = ()
 
     def enter(self, params: Params) -> Params:
@@ -60,10 +60,6 @@ class Derivatives:
     def put(self, at: Params, params: Params) -> Params:
         """Return ``at {name: [B, …]}`` with ``params {name: […]}``, which all tasks share."""
         return at | of_each_task(params, len(next(iter(at.values()))))
-
-    def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
-        """Return what a function of one task's tensors returns for each of B, ``[B, …]``."""
-        return torch.func.vmap(function)(tasks)
 
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.

@@ -12,10 +12,8 @@ from maml.seeds import drawn
 def build_learner(config: Config) -> Learner:
     """Return the learner of ``config`` on the CPU, initial weights addressed by its seed.
 
-    Raises:
-        UserError: if a user's own is no learner, names its metrics as it may not, or cannot learn
-            with the network.
-        DataError: if a user's own ends in an exception.
+    A `UserError` refuses a user's own that is no learner, names its metrics as it may not, or
+    cannot learn with the network; a `DataError` says that it ends in an exception.
     """
     known = registry.learner(config.learner)
     kind = known.load()

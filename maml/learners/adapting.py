@@ -25,11 +25,8 @@ from maml.params import Params
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
     """Return the rates of what adapts, by name, in the order of ``names``.
 
-    ``why`` is what asks for the pattern, for messages: ``--adapt …``.
-
-    Raises:
-        UserError: for a rate that is none, a pattern that no name has, nothing that adapts, and for
-            ``@head`` and ``@body`` where the network does not say which the output layer is.
+    ``why`` is what asks for the pattern, for messages: ``--adapt …``. What is no rate, a pattern
+    that no name has, and nothing that adapts are refused.
     """
     names = list(names)
     rates = dict.fromkeys(names, 0.0)
@@ -46,10 +43,8 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
 def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
     """Return the names of the network's parameters that neither adapt nor learn, in order.
 
-    They are those that its author has frozen, by ``requires_grad_(False)``, and those of
-    ``--freeze``: patterns without rates. From here on all require a gradient again: what is
-    differentiated is said by a problem, and what learns by this list. Arguments and errors are
-    those of `adapting`; ``pattern`` may be None.
+    Its author has frozen some, by ``requires_grad_(False)``, and ``--freeze`` others. From here on
+    all require a gradient again: a problem says what is differentiated, and this list what learns.
     """
     parameters = dict(network.named_parameters())
     still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
@@ -88,10 +83,7 @@ def _rate(text: str, why: str) -> float:
 
 
 def tree(params: Params) -> nn.Module:
-    """Return a module whose parameters have these names, dots and all; it is never called.
-
-    So a learner keeps one tensor for each that adapts.
-    """
+    """Return a module, never called, whose parameters have these names, dots and all."""
     root = nn.Module()
     for name, tensor in params.items():
         *path, last = name.split(".")

@@ -20,8 +20,9 @@ from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of
 from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
 from maml.metagradient import differentiate, draws, unrolled
-from maml.metagradient.by_task import Batching, each_task
+from maml.metagradient.by_task import Batching, Way, each_task
 from maml.metagradient.problem import Problem, called
+from maml.metagradient.reading import checked_way
 from maml.networks import mixing
 from maml.networks.calls import apply
 from maml.networks.conv4 import allow_kernels, obstacle
@@ -92,7 +93,7 @@ class Learner(nn.Module, ABC):
         if config.batching != "auto":
             self.batching = config.batching
         self.draws = False
-        self.checked: dict[Any, differentiate.Way] = {}
+        self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given
             self.contents = Contents(None, classifies=self.objective is not REGRESSION)
@@ -260,8 +261,8 @@ class Learner(nn.Module, ABC):
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
-    def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> differentiate.Way:
-        """Do as `differentiate.checked_way` does, once a phase and size of tasks.
+    def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
+        """Do as `reading.checked_way` does, once a phase and size of tasks.
 
         ``tasks`` may be a list of batches of one, of any sizes: they are looked at once a phase.
         """
@@ -274,10 +275,9 @@ class Learner(nn.Module, ABC):
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
             with kept(), draws.of_task(draws.NONE), torch.enable_grad():
                 problem = self.training_problem(params, phase)
-                way = differentiate.checked_way(
+                self.checked[key] = checked_way(
                     problem, tasks, self.config.meta_gradient, self.frozen
                 )
-            self.checked[key] = way
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

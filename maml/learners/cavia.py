@@ -1,5 +1,6 @@
 """Fast Context Adaptation, CAVIA (Zintgraf et al. 2019, arXiv:1810.03642)."""
 
+import dataclasses
 from typing import ClassVar
 
 import torch
@@ -78,15 +79,13 @@ class CAVIA(MAML):
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """The context adapts; weights and modulation stand still."""
         modulation = meta_params["modulation"]
-        return Problem(
+        return dataclasses.replace(
+            super().problem(meta_params, steps),
             start={"context": modulation.new_zeros(self.config.context)},
             fixed=self.network_weights(meta_params) | {"modulation": modulation},
             support=self.support_loss,
             query=self.query_loss,
-            optimizer=self.config.inner_optimizer,
-            lr=self.config.inner_lr,
-            steps=steps,
-            order=self.config.order,
+            rates=None,
         )
 
     def modulated(self, params: Params) -> Params:

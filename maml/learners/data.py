@@ -52,8 +52,7 @@ def training_task(config: Config) -> tuple[int, int]:
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
     """Return the network that a configuration names, its initial weights drawn by the seed.
 
-    That of a classifier has an output for each of ``classes``; a user's own may have any number if
-    ``any_outputs``.
+    It has an output for each of ``classes``; a user's own may have any number if ``any_outputs``.
     """
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs
@@ -77,7 +76,6 @@ def few_shot_tasks(
     """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
 
     A user's own must have the ``form`` of the first, and labels from 0 to ways − 1 if ``classes``.
-    A `DataError` names the flag or the file.
     """
     ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
     try:
@@ -109,8 +107,7 @@ def few_shot_tasks(
 def class_names(config: Config) -> dict[str, list[str]] | None:
     """Return the names of each split's classes; None where they are known only with the images.
 
-    Raises:
-        DataError: if a split that the run reads has too few of them.
+    A `DataError` says that a split which the run reads has too few of them.
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None

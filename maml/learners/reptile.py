@@ -1,7 +1,6 @@
 """Reptile (Nichol et al. 2018, arXiv:1803.02999)."""
 
 import dataclasses
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from maml.learners.maml import MAML
 from maml.learners.objectives import REGRESSION, Given
 from maml.metagradient.problem import Problem
 from maml.metagradient.rules import Moment
-from maml.networks.loss import LossOfBatches, MiniBatches, NetworkLoss
+from maml.networks.loss import MiniBatches
 from maml.params import Params, without_prefix
 
 COMPONENTS = {
@@ -124,10 +123,9 @@ class Reptile(MAML):
         return dataclasses.replace(problem, second_moment=moment)
 
     def _of_batches(self, problem: Problem, size: int | None) -> Problem:
-        batches = None if size is None else MiniBatches(self.config.seed, size)
-        support: Any = problem.support
-        if isinstance(support, NetworkLoss | LossOfBatches):
-            support = dataclasses.replace(support, batches=batches)
-        elif batches is not None:
-            support = LossOfBatches(support, batches)
+        support = problem.support
+        if isinstance(support, MiniBatches):
+            support = support.loss
+        if size is not None:
+            support = MiniBatches(support, self.config.seed, size)
         return dataclasses.replace(problem, support=support)

@@ -13,8 +13,8 @@ from datasets.tasks import Task
 from maml.library.alone import alone
 from maml.metagradient import differentiate
 from maml.metagradient.batching import batching_of
-from maml.metagradient.by_task import Batching
-from maml.metagradient.differentiate import OuterGradient, Way
+from maml.metagradient.by_task import Batching, Way
+from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 

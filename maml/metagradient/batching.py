@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.metagradient import draws
-from maml.metagradient.by_task import Batching
-from maml.metagradient.differentiate import Way, meta_gradient
+from maml.metagradient.by_task import Batching, Way
+from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
-from maml.params import Params
+from maml.params import Params, in_float64
 from maml.seeds import kept
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
@@ -29,12 +29,7 @@ class NotRepeatedError(ValueError):
 
 
 class Found(NamedTuple):
-    """How tasks of a problem may be computed.
-
-    Attributes:
-        batching: "vmap" where that equals a loop over the tasks.
-        draws: Whether a loss draws from a global generator; then by "tasks" alone.
-    """
+    """How tasks of a problem may be computed, and whether a loss draws: then by "tasks" alone."""
 
     batching: Batching
     draws: bool
@@ -49,15 +44,11 @@ def batching_of(
     checked: bool = False,
     heavy: bool = False,
 ) -> Found:
-    """Find out how tasks of a problem may be computed.
+    """Find out how tasks of a problem may be computed: "vmap" where that equals a loop over them.
 
     Args are those of `meta_gradient`, of B tasks that differ: two or more tell more than one.
     ``heavy``: one task is work enough; then the batch is not tried, whose memory grows with the
-    inner steps.
-
-    Raises:
-        NotRepeatedError: if a loop over the tasks gives two results.
-        Exception: whatever the losses raise in a plain loop.
+    inner steps. Whatever the losses raise in a plain loop is raised.
     """
 
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
@@ -70,7 +61,7 @@ def batching_of(
         given = meta_params, tasks
         try:
             # Rounding says less there.
-            given = pytree.tree_map(_double, given)
+            given = pytree.tree_map(in_float64, given)
             loop = by("tasks", *given)
         except Exception:
             # A loss may hold tensors of its own, of another dtype.
@@ -101,7 +92,3 @@ def _same(a: Tensor, b: Tensor) -> bool:
         return False
     a, b = (part.nan_to_num(0.0, 0.0, 0.0) for part in (a, b))
     return float((a - b).norm()) <= APART.get(a.dtype, 1e-2) * max(float(b.norm()), 1e-300)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,4 +1,4 @@
-"""B tasks as a batch, or one by one."""
+"""How B tasks are differentiated, and whether as a batch or one by one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
@@ -8,6 +8,8 @@ from torch.utils import _pytree as pytree
 
 Batching: TypeAlias = Literal["vmap", "tasks"]
 """vmap: all tasks at once; tasks: one after the other, by plain autograd."""
+Way: TypeAlias = Literal["auto", "reverse", "mixed"]
+"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
 
 
 def n_tasks_of(tasks: Any) -> int:

@@ -6,9 +6,9 @@ at its solution. Compiled kernels are a part of the network (`maml.networks.stac
 plain cross-entropy they compute head and loss as well (`maml.metagradient.native`).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -17,17 +17,15 @@ from torch.utils import _pytree as pytree
 
 from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
-from maml.metagradient.by_task import Batching, n_tasks_of, one_by_one
+from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
-from maml.metagradient.reading import check_read
+from maml.metagradient.reading import checked_way
 from maml.params import Params
 from maml.seeds import kept
 
 T = TypeVar("T")
-Way: TypeAlias = Literal["auto", "reverse", "mixed"]
-"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
 
 
 class OuterGradient(NamedTuple):
@@ -140,15 +138,6 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     losses = torch.cat([each.losses for each in found])
     outputs = pytree.tree_map(lambda *each: torch.cat(each), *(each.outputs for each in found))
     return Outer(gradients, losses, outputs, found[0].end)
-
-
-def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
-    """Refuse losses as `check_read` does; return the way, that of kernels if they read what moves.
-
-    The problem's tensors require gradients.
-    """
-    moved_by_kernels = check_read(problem, tasks, frozen)
-    return "mixed" if way == "auto" and moved_by_kernels else way
 
 
 @torch.enable_grad()

@@ -30,12 +30,11 @@ NONE = Address(0, "", -1)
 
 
 class _Here(threading.local):
-    """The address of the task that this thread computes; None where nobody said it."""
-
     address: Address | None = None
 
 
 HERE = _Here()
+"""The address of the task that this thread computes; None where nobody said it."""
 
 
 @contextlib.contextmanager

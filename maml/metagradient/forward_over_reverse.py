@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from maml.kernels.derivatives import Derivatives, of_each_task
-from maml.metagradient.by_task import n_tasks_of
+from maml.metagradient.by_task import each_task, n_tasks_of
 from maml.metagradient.problem import End, Outer, Problem, Tensors
 from maml.metagradient.rules import Moment, Rule, make_rule
 from maml.params import Params, sum_rows
@@ -43,7 +43,8 @@ class _Transformed:
         with torch.enable_grad():
             self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
             self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
-            self._after = derivatives.each(one, self._before)
+            each = each_task(one, "tasks" if derivatives.alone else "vmap")
+            self._after = each(self._before)
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
     def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:

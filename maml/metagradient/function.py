@@ -8,7 +8,7 @@ is differentiated: control flow, recurrent layers and custom functions mean what
 of one's own, as nothing is batched or transformed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from maml.execution.exact import Exact
 from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient import draws
-from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
@@ -30,21 +29,17 @@ class FunctionDerivatives(Derivatives):
         """``alone``: each call is of a batch of one task, whose losses may draw."""
         self._losses = {"support": problem.support, "query": problem.query}
         self._moving = tuple(problem.start)
-        self._alone = alone
-
-    def each(self, function: Callable[[Any], Any], tasks: Any) -> Any:
-        """See `Derivatives.each`."""
-        return each_task(function, "tasks" if self._alone else "vmap")(tasks)
+        self.alone = alone
 
     @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`."""
-        if self._alone:
+        if self.alone:
             at, tasks = pytree.tree_map(lambda tensor: tensor[0], (at, tasks))
         names = self._moving if part == "support" else tuple(at)
         leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
         losses, outputs = self._call(part, leaves, tasks, step)
-        total = losses if self._alone else losses.sum()
+        total = losses if self.alone else losses.sum()
         found = _grad([total], [leaves[name] for name in names], create_graph=again)
         gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
         # Where they are in the graph, which goes on without their numbers.
@@ -57,21 +52,21 @@ class FunctionDerivatives(Derivatives):
         def one(params: Params, task: Any) -> tuple[Tensor, Tensor]:
             return called(self._losses[part], params, task, step)
 
-        if self._alone:
+        if self.alone:
             with draws.at(part, step):
                 return one(params, tasks)
         with Exact():
             return torch.func.vmap(one)(params, tasks)
 
     def _batch(self, tensor: Tensor) -> Tensor:
-        return tensor.detach()[None] if self._alone else tensor.detach()
+        return tensor.detach()[None] if self.alone else tensor.detach()
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
         leaves, names, gradients = point
-        along = [vector[name][0] if self._alone else vector[name] for name in names]
+        along = [vector[name][0] if self.alone else vector[name] for name in names]
         found = _grad(gradients, [*leaves.values()], along, retain_graph=again)
         products = dict(zip(leaves, map(self._batch, found), strict=True))
         return {name: sum_rows(p) for name, p in products.items()} if total else products

@@ -37,14 +37,17 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     query = problem.query
     adapts = problem.steps or problem.implicit is not None
     support = problem.support if adapts else query
+    batches = support if isinstance(support, MiniBatches) else None
+    if batches is not None:
+        support = batches.loss
     for loss in (query, support):
         if not isinstance(loss, NetworkLoss) or loss.loss is not F.cross_entropy:
             return None
     assert isinstance(query, NetworkLoss) and isinstance(support, NetworkLoss)
     if query.part != "query" or (adapts and support.part != "support"):
         return None
-    network, batches = query.network, support.batches
-    if query.batches or support.network is not network:
+    network = query.network
+    if support.network is not network:
         return None
     if type(network) is not Conv4 or not _has_its_head(network) or network.why_torch():
         return None
@@ -79,7 +82,7 @@ class NativeDerivatives(Derivatives):
     whole = True
 
     def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
-        """``batches``: of the support loss, see `NetworkLoss`."""
+        """``batches``: which examples the support loss sees; None: all."""
         self._passes, self._batches = convnet(network.shape(network.ways)), batches
         weights = tensors(network)
         self._names = [name for name in weights if not name.endswith("conv.bias")]

@@ -342,14 +342,7 @@ class End(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """The outer loss of B tasks, differentiated by the problem's tensors.
-
-    Attributes:
-        gradients: Σ over tasks.
-        losses: ``[B]``, the outer loss.
-        outputs: ``[B, …]``, or a nest of such: the query loss's outputs after the last step.
-        end: Where the loop ends, if `Problem.lives_on`.
-    """
+    """An `OuterGradient` (`maml.metagradient.differentiate`) by the problem's tensors."""
 
     gradients: Tensors
     losses: Tensor

@@ -6,16 +6,16 @@ from typing import Any
 from torch import Tensor
 
 from maml.metagradient import draws
-from maml.metagradient.by_task import one_by_one, unstacked
+from maml.metagradient.by_task import Way, one_by_one, unstacked
 from maml.metagradient.problem import Problem, called
 from maml.networks.stack import is_stack
 
 
-def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> bool:
-    """Refuse losses that read other parameters than they should.
+def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
+    """Refuse losses that read other parameters than they should; return the way.
 
-    Returns:
-        Whether compiled kernels read any that adapts, or is of a step.
+    That is "mixed" for "auto" where compiled kernels read what adapts, or is of a step. The
+    problem's tensors require gradients.
 
     Raises:
         ValueError: for one that reads parameters which are not handed to it. What a function closes
@@ -42,14 +42,11 @@ def check_read(problem: Problem, tasks: Any, frozen: Collection[str] = ()) -> bo
             f"{name!r} appears to not have been used by any loss, but it is to {what}; "
             "call requires_grad_(False) on it, if it shall stay as it is"
         )
-    return not by_kernels <= problem.fixed.keys()
+    return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
 
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:
-    """Return the names of the parameters that a loss reads, and of those that kernels read.
-
-    The task is a batch of one. A loss that reads others, or is no scalar, is refused.
-    """
+    """Return the names that a loss reads of a batch of one, and those of them that kernels read."""
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()

@@ -26,8 +26,8 @@ NOT_ZERO = 1e-16
 class PulledBack(NamedTuple):
     """Cotangents before a rule: of the weights, of the gradients (times ``scale``), of the state.
 
-    ``scale`` is apart so that a rule which only scales need not touch every element for it.
-    ``rates`` is that of the rates, summed over tasks, where they are learned.
+    A rule that only scales need not touch every element. Those of learned rates are summed over
+    tasks.
     """
 
     weights: Params

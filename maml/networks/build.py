@@ -56,7 +56,10 @@ def build_network(
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         check_parameters(network, name)
         tried = torch.full((2, *shape), 1 if integers else 0.5)
-        _make_lazy_layers(network, tried)
+        if any(isinstance(layer, LazyModuleMixin) for layer in network.modules()):
+            # Only a call makes them; in evaluation mode it keeps no statistics.
+            with torch.no_grad(), switched(network, training=False):
+                network(torch.zeros_like(tried))
         network = explicit(network, name)
         wanted = None if one_for is None else (outputs, one_for)
         _try(network, name, tried, wanted)
@@ -77,14 +80,6 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
     except Exception as error:
         error.add_note(called)
         raise
-
-
-def _make_lazy_layers(network: nn.Module, examples: Tensor) -> None:
-    """Call a network that has lazy layers once: only then they know what layers they are."""
-    lazy = [layer for layer in network.modules() if isinstance(layer, LazyModuleMixin)]
-    if lazy:  # in evaluation mode no statistics are kept
-        with torch.no_grad(), switched(network, training=False):
-            network(torch.zeros_like(examples))
 
 
 def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,20 @@ _OURS = (
 
 @dataclass(frozen=True)
 class MiniBatches:
-    """Which examples of a set each inner step sees: a part of one random order after another.
+    """A support loss of each step's examples alone: a part of one random order after another.
 
     ``seed`` is part of the orders' address. A set of no more than ``size`` is seen whole.
     """
 
+    loss: Any  # a `Loss` (`maml.metagradient.problem`)
     seed: int
     size: int
+
+    def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        """Return the loss, a scalar, and its outputs."""
+        places = self.places(step, len(task.support_y), task.support_y.device)
+        x, y = task.support_x[places], task.support_y[places]
+        return self.loss(params, task._replace(support_x=x, support_y=y), step)
 
     def places(self, step: int, n: int, device: torch.device | None = None) -> Tensor:
         """Return the places ``[size]`` (int64) in a set of ``n`` that step ``step`` sees."""
@@ -43,39 +50,16 @@ class MiniBatches:
 
 
 @dataclass(frozen=True)
-class LossOfBatches:
-    """A support loss of whole tasks as one of each step's examples alone; None: of all."""
-
-    loss: Callable[[Params, Task, int], tuple[Tensor, Tensor]]
-    batches: MiniBatches | None
-
-    def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss, a scalar, and its outputs."""
-        if self.batches is not None:
-            places = self.batches.places(step, len(task.support_y), task.support_y.device)
-            x, y = task.support_x[places], task.support_y[places]
-            task = task._replace(support_x=x, support_y=y)
-        return self.loss(params, task, step)
-
-
-@dataclass(frozen=True)
 class NetworkLoss:
-    """The mean of a loss of a network's outputs over a set of a task, normalised by itself.
-
-    ``batches``: which of the examples each step sees; None: all.
-    """
+    """The mean of a loss of a network's outputs over a set of a task, normalised by itself."""
 
     network: nn.Module
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
-    batches: MiniBatches | None = None
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the network's outputs ``[E, …]``; () if no one tensor."""
         x, y = part_of(task, self.part)
-        if self.batches is not None:
-            places = self.batches.places(step, len(y), y.device)
-            x, y = x[places], y[places]
         outputs, _ = apply(self.network, params, x)
         return self.loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from maml.networks.calls import alone_with, apply
 from maml.networks.loss import is_ours
 from maml.networks.ordinary import Ordinary, switched, tensors
-from maml.params import Params
+from maml.params import Params, in_float64
 
 NUDGE = 0.1
 """How far parameters are moved: a gate that begins at zero lets nothing through where it begins."""
@@ -24,27 +24,19 @@ def mixes(network: nn.Module, x: Tensor) -> bool:
     The set ``x [E, …]`` is compared with its halves, which are given its statistics. Networks of
     this project are known not to mix.
     """
-    if len(x) < 2 or _is_ours(network):
+    # Of a module that a user has made of torch's own, nothing is known.
+    written_here = type(network).__module__.startswith("maml.networks.")
+    if len(x) < 2 or (written_here and not isinstance(network, Ordinary) and is_ours(network)):
         return False
     # Not in training mode, in which dropout looks like it.
     with alone_with(network), switched(network, training=False):
         params, x = {name: tensor.cpu() for name, tensor in tensors(network).items()}, x.cpu()
         try:
             # In float64 a weak dependence stands out from rounding.
-            exact = {name: _double(tensor) for name, tensor in params.items()}
-            return _mixes(network, exact, _double(x))
+            exact = {name: in_float64(tensor) for name, tensor in params.items()}
+            return _mixes(network, exact, in_float64(x))
         except RuntimeError:
             return _mixes(network, params, x)  # it has tensors of its own, of another dtype
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _is_ours(network: nn.Module) -> bool:
-    """Say whether a network was written here; not what a user has made of torch's own modules."""
-    written_here = type(network).__module__.startswith("maml.networks.")
-    return written_here and not isinstance(network, Ordinary) and is_ours(network)
 
 
 def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:

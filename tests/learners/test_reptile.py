@@ -19,6 +19,7 @@ from tests.workers import worker_of
 IDS = torch.tensor([3, 11, 12])
 PARSED = ("learner", "inner_optimizer", "keep_moment")
 MOMENT = "second_moment."
+NO_LOSS: Any = None
 KEPT = {"inner_optimizer": "adam0", "keep_moment": True}
 
 
@@ -33,7 +34,7 @@ def make_worker(**changes: object) -> Worker:
 def descend(optimizer: Any, learner: Any, task: Task, batch: int, steps: int, of: int = 0) -> None:
     """Take plain steps on mini-batches of ``batch``; losses are sums over ``of``, or means."""
     for step in range(steps):
-        places = MiniBatches(learner.config.seed, batch).places(step, 15)
+        places = MiniBatches(NO_LOSS, learner.config.seed, batch).places(step, 15)
         optimizer.zero_grad()
         logits, _ = learner.network(task.support_x[places])
         loss = torch.nn.functional.cross_entropy(logits, task.support_y[places], reduction="sum")
@@ -183,12 +184,12 @@ def test_a_step_sees_other_labels_in_another_task() -> None:
 
 def test_mini_batches_go_through_the_set() -> None:
     """Of seven examples three a step: each seen once a pass, in another order each time."""
-    batches = MiniBatches(0, 3)
+    batches = MiniBatches(NO_LOSS, 0, 3)
     places = torch.cat([batches.places(step, 7) for step in range(7)])
     passes = places.view(3, 7)
     assert all(sorted(one.tolist()) == list(range(7)) for one in passes)
     assert len({tuple(one.tolist()) for one in passes}) == 3
-    assert not torch.equal(MiniBatches(1, 3).places(0, 7), batches.places(0, 7))
+    assert not torch.equal(MiniBatches(NO_LOSS, 1, 3).places(0, 7), batches.places(0, 7))
     assert sorted(batches.places(4, 2).tolist()) == [0, 1]
 
 

@@ -202,7 +202,7 @@ class Traced:
     """A small function of tensors that is called thousands of times, recorded for each shape.
 
     To find the operations of a `torch.func.vmap` of a few layers takes longer than to run them.
-    It is without gradients. Copies are not traced.
+    It is without gradients. Copies are not traced, nor is what reads values.
     """
 
     def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
@@ -220,12 +220,13 @@ class Traced:
         """Return what the function returns."""
         tensors, structure = pytree.tree_flatten(arguments)
         key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
+        self._calls[key] += 1
+        if self._calls[key] == WORTH:
+            with contextlib.suppress(RuntimeError):  # it reads values, and is called as it is
+                self._forms[key] = _Form(*record(self._function, tensors, structure))
         form = self._forms.get(key)
         if form is None:
-            self._calls[key] += 1
-            if self._calls[key] <= WORTH:
-                return self._function(*arguments)
-            form = self._forms[key] = _Form(*record(self._function, tensors, structure))
+            return self._function(*arguments)
         return pytree.tree_unflatten(form.run(*tensors), form.structure)
 
 

@@ -345,3 +345,7 @@ def test_a_traced_function_is_the_function_before_and_after_it_is_traced() -> No
     again = pickle.loads(pickle.dumps(of_each))
     torch.testing.assert_close(again(params, x), found)
     assert not again._forms
+
+    reads = Traced(lambda x: x * sum(x.tolist()))
+    for call in range(WORTH + 3):
+        assert reads(torch.tensor([call, 1.0]))[1] == call + 1

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from maml.config.cli import parse
 from maml.config.parser import Parser, at_least
+from maml.processes.identity import OutOfMemory
 from maml.processes.launcher import LOCAL, MET, STORE
-from maml.processes.memory import OutOfMemory
 from maml.processes.program import run_program
 from maml.processes.signals import heeded, leave_lost_terminal
 

@@ -33,9 +33,8 @@ from datasets.errors import DataError
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
 from maml.processes.clock import Clock, Waits, within
-from maml.processes.identity import Identity
+from maml.processes.identity import Identity, OutOfMemory
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
-from maml.processes.memory import OutOfMemory, resident
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 
@@ -298,7 +297,7 @@ class Liveness:
             if member.is_gone():
                 self._ended[rank] = self.clock.now()
             elif member.is_near:
-                self._resident[rank] = resident(member.pid) or self._resident.get(rank, 0)
+                self._resident[rank] = member.resident() or self._resident.get(rank, 0)
         return rank in self._ended
 
     def _is_lost(self, rank: int) -> bool:

@@ -32,7 +32,10 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         code = _within_limits(main, arguments)
     except _bad_input() as error:
         if not speaks:
-            _let_rank_zero_speak()
+            # The launcher ends all once one has failed. A process that left at once might take
+            # rank zero with it before it has said why.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(RANK_ZERO_GRACE)
         _say(error)
         _exit(2)
     except WorkerLostError as error:
@@ -89,15 +92,6 @@ def _bad_input() -> tuple[type[Exception], ...]:
     """
     loaded = sys.modules.get("datasets.errors")
     return (UserError,) if loaded is None else (UserError, loaded.DataError)
-
-
-def _let_rank_zero_speak() -> None:
-    """Wait to be ended by the launcher, which ends all processes once one has failed.
-
-    A process that left at once might take rank zero with it before it has said why.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(RANK_ZERO_GRACE)
 
 
 def _say(error: Exception) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import traceback
 from abc import ABC, abstractmethod
@@ -13,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
 
 from datasets.errors import DataError
 from maml.config import OF_A_HOST, Config, flag
@@ -21,15 +19,12 @@ from maml.errors import UserError, WorkerLostError
 from maml.params import Params
 from maml.processes.liveness import Liveness, exit_code
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, own_connection
+from maml.processes.store import exchange, new_room, own_connection
 from maml.processes.world import World
 from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
-
-_agreements = itertools.count()
-"""A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
 class Strategy(ABC):
@@ -90,7 +85,7 @@ class Strategy(ABC):
             # Its collectives are another library's on another kind of device.
             values["device type"] = self.worker.device.type
         try:
-            store = PrefixStore(f"flags {next(_agreements)}", own_connection(self.world))
+            store = own_connection(self.world, new_room("flags"))
             ours, *others = exchange(store, self.world, values)
         except (RuntimeError, ValueError) as error:
             who = "rank 0" if self.world.rank else "another process"

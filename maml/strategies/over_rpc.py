@@ -23,11 +23,10 @@ from datasets.errors import DataError
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.processes.clock import within
-from maml.processes.interface import choose_interface
 from maml.processes.liveness import GOODBYE
 from maml.processes.setup import init_process
 from maml.processes.store import START_TIMEOUT
-from maml.processes.world import World
+from maml.processes.world import World, choose_interface
 from maml.strategies.base import Strategy
 from maml.worker import Worker
 

@@ -22,8 +22,8 @@ from maml.errors import UserError
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
+from maml.studies import grid
 from maml.studies.arms import Arm, paired, read
-from maml.studies.markdown import grid
 from maml.studies.statistics import Difference, Floats, Shown, difference, shown, verdicts
 
 LEGEND = """\

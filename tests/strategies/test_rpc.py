@@ -73,7 +73,7 @@ def slowly(**kwargs):
     shutdown(**kwargs)
     if os.environ["RANK"] == "1":
         time.sleep(2)
-        own_connection(World.from_environment()).add("still there", 1)
+        own_connection(World.from_environment(), "test").add("still there", 1)
 rpc.shutdown = slowly
 """
 

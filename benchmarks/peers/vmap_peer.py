@@ -5,13 +5,13 @@ from torch import Tensor, nn
 
 from benchmarks.network import Repetition, loss_function, peer_network
 from datasets.tasks import Task
-from maml.learners import Learner
+from maml.config import Config
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, *, compiled: bool) -> Repetition:
+def build(config: Config, tasks: Task, *, compiled: bool) -> Repetition:
     """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
-    config, (network, names) = learner.config, peer_network(learner)
+    network, names = peer_network(config)
     _with_plain_norm(network)
     begun = {name: p.detach() for name, p in network.named_parameters()}
     loss = loss_function(config)

@@ -95,9 +95,5 @@ def smooth(values: Sequence[float]) -> list[float]:
     Near an end the window shrinks on both sides.
     """
     reach = max(1, len(values) // 30)
-    found = []
-    for i in range(len(values)):
-        half = min(reach, i, len(values) - 1 - i)
-        window = values[i - half : i + half + 1]
-        found.append(sum(window) / len(window))
-    return found
+    halves = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
+    return [sum(values[i - h : i + h + 1]) / (2 * h + 1) for i, h in enumerate(halves)]

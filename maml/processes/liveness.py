@@ -1,17 +1,10 @@
 """Who takes part in a run, and who lives: the one place that knows, for every strategy.
 
 Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
-those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen:
-
-- A process of this host that has ended: within two seconds.
-- One of another host whose connection broke: when it has been silent for `EVIDENCE` seconds, too.
-- One that is silent for ``--timeout`` seconds, whatever the reason: stopped, hung, or gone with
-  its host.
-- The store, which is gone, or silent, with the process that holds it.
-- A failure that a process tells of itself, in place of its next number.
-- A wait that lasts longer than ``--timeout``, although all live. A heartbeat says whether its
-  process waits for others, too: whoever does not is the one that they wait for.
-- The launcher of this host, which is gone.
+those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen stands
+in docs/strategies.md ("When a process is lost"). To a silence of `EVIDENCE` seconds comes other
+evidence: a connection that broke, or a wait that was too long. A heartbeat says whether its process
+waits for others: whoever does not is the one that they wait for. A failure comes in its place.
 
 Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 
@@ -74,7 +67,9 @@ class Liveness:
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
         self._is_zero = world.rank == 0
-        self._board = Board(world, self.clock, stop, self._mine, self._lose_connection)
+        self._board = Board(
+            world, self.clock, stop, self._mine, lambda how: self._fail_by(self._cut_off(how))
+        )
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
@@ -164,7 +159,9 @@ class Liveness:
         if self._judge_thread:
             self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
-            while not self._need_not_know() and time.monotonic() < until:
+            while time.monotonic() < until:
+                if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
+                    break  # all is done, and rank 0 lives: it is all the same why
                 time.sleep(0.1)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
@@ -200,9 +197,6 @@ class Liveness:
             return _FAILED + json.dumps(self._failure).encode()
         return str(number).encode() + (_WAITS if self.waits else b"")
 
-    def _lose_connection(self, how: str) -> None:
-        self._fail_by(self._cut_off(how))
-
     def _fail_by(self, line: str, code: int = 1) -> None:
         self._failure = self._failure or Finding(line, self.world.rank, code)
 
@@ -230,10 +224,6 @@ class Liveness:
             return
         self.excused.add(found.rank)
         self._board.spare(found.rank)
-
-    def _need_not_know(self) -> bool:
-        """Whether it is all the same why a connection broke: all is done, and rank 0 lives."""
-        return self.finished and (self._is_zero or self._board.beats.get(0) == LEFT)
 
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""

@@ -31,7 +31,6 @@ class Strategy(ABC):
     """Where tasks run and how gradients come home. Use it as a context manager.
 
     Attributes:
-        advice: What to say at the start: a way that is faster here; "" where none is.
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
         drives: Whether this process runs the outer loop; one that does not calls `serve`.
@@ -43,7 +42,6 @@ class Strategy(ABC):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         self.config, self.world, self.worker = config, world, worker
-        self.advice = ""
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout, self.stop)
         self.drives, self.home = True, worker.device

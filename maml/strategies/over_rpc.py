@@ -106,19 +106,11 @@ class OverRpc(Strategy):
     def _init_worker(self) -> None:
         global _this
         init_process(self.config, self.world)
-        self.get_ready()
         _this = self
 
-    def get_ready(self) -> None:
-        """Make what calls need, before any comes."""
-
     def serve(self) -> None:
-        """Serve rank 0 until it says that all is done."""
+        """Wait while calls are answered, in the transport's threads, until all is done."""
         self.stop.install()
-        self.answer()
-
-    def answer(self) -> None:
-        """Wait while calls are answered, in the transport's threads."""
         self.wait_for(self.finished)
 
     def wait_for(self, event: threading.Event) -> None:

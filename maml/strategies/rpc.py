@@ -144,9 +144,6 @@ class Rpc(OverRpc):
         self.arrived: Reference | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
-        if world.size > 1 and config.partition == "exclusive":
-            same = "--partition chunk trains the same parameters"
-            self.advice = f"{same} with a call a worker, which is faster"
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Call for each task, or for each other worker's chunk."""

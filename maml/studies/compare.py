@@ -41,15 +41,11 @@ def main(arguments: list[str]) -> int:
         description="Compare runs on the test tasks that they share.",
     )
     parser.add_argument("arms", metavar="RUNS", nargs="+", help="PATH or PATH:name=value,…")
-    parser.add_argument(
-        "--metric",
-        help="a column of test_tasks.csv, as non_transductive_accuracy (default: each run's "
-        "headline accuracy; of policies the return, of regressions the loss)",
-    )
+    text = "a column of test_tasks.csv (default: accuracy, return or loss, as each run's headline)"
+    parser.add_argument("--metric", help=text)
     parser.add_argument("--report", action="store_true", help="write report.md, with figures")
-    parser.add_argument(
-        "--folder", type=Path, help="where the report goes (default: runs/compared-<time>)"
-    )
+    text = "where the report goes (default: runs/compared-<time>)"
+    parser.add_argument("--folder", type=Path, help=text)
     options = parser.parse_args(arguments)
     if len(options.arms) < 2:
         raise UserError("nothing to compare with: name two runs or more")

@@ -5,7 +5,7 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,16 +25,6 @@ from maml.worker import Share
 
 NOTHING: dict[str, Any] = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
 """The sums of a `Window` that holds no step."""
-
-
-class Companion(Protocol):
-    """A part of a run whose own state is in the checkpoints."""
-
-    def state(self) -> dict[str, Any]:
-        """Return plain containers and tensors."""
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
 
 
 class Run:
@@ -64,7 +54,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Companion] = {}
+        self._companions: Mapping[str, Any] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # As they were imported; they may be edited while it trains.
@@ -72,8 +62,11 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
-        """Go on from the checkpoint ``start``, which has the states of the named companions."""
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint ``start``, which has the ``state()`` of each named companion.
+
+        Each takes it back by ``restore(state, home)``; empty, as of an earlier version: begin anew.
+        """
         self._companions = companions
         if start is not None:
             for name, tensor in self.params.items():

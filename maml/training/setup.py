@@ -50,7 +50,7 @@ class Setup:
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]
-        self._lock: Lock | None = None
+        self._held = contextlib.ExitStack()
         if self.world.rank == 0:
             self._claim_run_dir()
 
@@ -78,7 +78,9 @@ class Setup:
                 f"--run-dir {run_dir}: {lock.holder()} is training into it; end it first, or "
                 "choose another directory"
             ) from None
-        self._lock = lock
+        # One that was made for nothing is removed, once it is given back.
+        self._held.callback(directory.unmake, run_dir)
+        self._held.callback(lock.release)
         try:
             learner = self.worker.learner
             start = self.begun[0] = beginning(run_dir, config, learner.meta_parameters())
@@ -88,20 +90,14 @@ class Setup:
                 self.begun[1], line = initial_weights(config.init, learner)
                 self.lines += [line, met_before(config.init, self.classes)]
         except BaseException:
-            self._release()
+            self._held.close()
             raise
-
-    def _release(self) -> None:
-        """Give the run directory back; one that was made for nothing is removed."""
-        if self._lock is not None:
-            self._lock.release()
-            directory.unmake(Path(self.config.run_dir or ""))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[bool]:
         """Enter the strategy; yield whether this process drives the outer loop."""
         strategy = self.strategy
-        try:
+        with self._held:
             # Each once: both splits may say the same.
             for line in filter(None, dict.fromkeys(self.lines)) if self.world.rank == 0 else ():
                 print(line, file=sys.stderr, flush=True)
@@ -117,5 +113,3 @@ class Setup:
                     )
                     self.config = with_values(self.config, run_dir=run_dir)
                 yield strategy.drives
-        finally:
-            self._release()

@@ -114,10 +114,7 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
 
 
 def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a row each: medians over rounds, and the extremes of tasks per second.
-
-    ``times`` is relative to the first.
-    """
+    """Return a row each: medians over rounds; ``times``: tasks per second by the first row's."""
     rows: list[dict[str, Any]] = []
     for (topology, workers), rounds in found.items():
         rates = [row["tasks_per_second"] for row in rounds]

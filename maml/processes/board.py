@@ -130,10 +130,7 @@ class Board:
             self.answered, self.broken = now, ""
 
     def _reconnect(self, how: str) -> None:
-        """Report, over a new connection, that this process has lost its own, as after a reset.
-
-        Where the store is gone, or out of reach, nothing is told.
-        """
+        """Report over a new connection, if the store is there, that this process lost its own."""
         with contextlib.suppress(OSError, RuntimeError):
             self._store = new_connection(self._world, self._room, timeout=BEAT)
             self._cut_off(how)

@@ -43,26 +43,22 @@ class Setup:
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        self.lines = self._open_evaluations()
-        if self.worker.why_one_by_one is not None:
-            why = self.worker.why_one_by_one
-            self.lines.insert(0, f"--batching tasks: {why}, so tasks are computed one by one")
+        self.lines: list[str] = []
+        if why := self.worker.why_one_by_one:
+            self.lines.append(f"--batching tasks: {why}, so tasks are computed one by one")
+        asked = {"validation": config.eval_every, "test": config.test_tasks}
+        splits = [split for split, count in asked.items() if count]
+        for split in splits:
+            self.worker.evaluation(split)
+            line = check_headline(self.worker, split, config.transductive, "--no-transductive")
+            self.lines.append(line)
+        self.lines.append(same_classes(self.worker, splits))
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]
         self._held = contextlib.ExitStack()
         if self.world.rank == 0:
             self._claim_run_dir()
-
-    def _open_evaluations(self) -> list[str]:
-        """Open the splits that are evaluated; return warnings about them."""
-        config, lines, flag = self.config, [], "--no-transductive"
-        asked = {"validation": config.eval_every, "test": config.test_tasks}
-        splits = [split for split, count in asked.items() if count]
-        for split in splits:
-            self.worker.evaluation(split)
-            lines.append(check_headline(self.worker, split, config.transductive, flag))
-        return [*lines, same_classes(self.worker, splits)]
 
     def _claim_run_dir(self) -> None:
         """Lock the run directory; find where the run begins, before any worker is waited for."""

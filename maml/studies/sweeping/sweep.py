@@ -166,10 +166,7 @@ class Sweep:
         return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial of this process ended, and give it back.
-
-        ``state`` `WAITING`: whoever comes next continues it.
-        """
+        """Record how a trial of this process ended, and give it back; if `WAITING`, to be continued."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up
@@ -254,10 +251,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _journal(path: Path) -> JournalStorage:
-    """Open Optuna's journal at ``path``, without a last line that a power cut has left unfinished.
-
-    Such a line was never acted upon; the next one would be appended to it.
-    """
+    """Open Optuna's journal, without a last line that a power cut left half: nobody acted on it."""
     with _alone(path), open(path, "ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -271,11 +265,7 @@ def _journal(path: Path) -> JournalStorage:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a process works under the lock at ``path``, on this host or another.
-
-    Where hosts share a folder without locks, one that has given no sign of life for `GRACE` seconds
-    is given up.
-    """
+    """Say whether a process holds a lock; without locks: gave a sign of life within `GRACE` s."""
     with contextlib.suppress(FileNotFoundError):
         try:
             return Lock(path).is_held()

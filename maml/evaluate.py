@@ -1,10 +1,7 @@
 """``python -m maml.evaluate RUN_DIR``: how good a run's checkpoints are.
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
-    python -m maml.evaluate runs/20w5s --iteration best --steps 10 --queries 15
-    python -m maml.evaluate runs/mamlpp --ensemble 5
     python -m maml.evaluate runs/20w5s --watch --split validation
-    python -m maml.evaluate launch/records/maml-omniglot-5way-1shot/seed-0 --queries 15
 
 It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
 checkpoint as training makes them. A record stays as it is.
@@ -177,10 +174,7 @@ class RunEvaluator:
         return {row["iteration"] for row in rows if self._question.items() <= row.items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
-        """Evaluate a checkpoint's content, append the row and print it.
-
-        ``together``: the contents of an ensemble's checkpoints, whose result stands beside it.
-        """
+        """Evaluate a checkpoint, and an ensemble ``together``; append the row and print it."""
         options, question = self.options, self._question
         self._check([saved, *together])
         row = {"iteration": saved["iteration"], **question}

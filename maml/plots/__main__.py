@@ -61,10 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
-    """Return the runs by method, as `maml.run.reading.methods`; ``names``, if any, are the labels.
-
-    As many as there are methods name these; as many as there are runs name each of the runs.
-    """
+    """Return the runs by method; as many ``names`` as methods, or as runs, are their labels."""
     methods = reading.methods(runs)
     if names is None:
         return methods

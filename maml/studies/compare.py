@@ -123,10 +123,7 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
-    """Compare arms with the first of them, on the test tasks that they share.
-
-    Returns both tables in Markdown, and the link to what was drawn in ``folder``, if there is one.
-    """
+    """Return both tables, of arms beside the first, and a link to what was drawn in ``folder``."""
     base, *others = arms
     found = {arm.name: difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)

@@ -61,10 +61,7 @@ class Trial(NamedTuple):
 
 
 class Sweep:
-    """A sweep in ``folder``, to be continued by this process and by others.
-
-    The name of its ``study``, which is Optuna's, is its identity: no other sweep has it.
-    """
+    """A sweep in ``folder``, for many processes; the name of its Optuna ``study`` is its own."""
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
         """Begin in ``folder``, or continue what is there, if that is a part of ``file``."""
@@ -166,7 +163,7 @@ class Sweep:
         return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial of this process ended, and give it back; if `WAITING`, to be continued."""
+        """Record how a trial ended, and give it back; one that is `WAITING`, to whoever comes next."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up

@@ -76,14 +76,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     text = "headline: normalise each query by the support set's statistics alone"
     parser.add_argument("--non-transductive", action="store_true", help=text)
     add_iteration(parser)
-    text = "beside that one also the mean of the outputs of the K kept checkpoints that validated "
-    text += "best (train with --keep-best K)"
+    text = "beside it the mean of the outputs of the K best checkpoints (train with --keep-best K)"
     parser.add_argument("--ensemble", metavar="K", type=at_least(2), help=text)
     for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     add_here(parser)
-    text = "evaluate every checkpoint that the run keeps or makes, until its training is over; may "
-    text += "be started before it, and again: what is evaluated already is not repeated"
+    text = "evaluate every checkpoint until the training is over; may be started before, and again"
     parser.add_argument("--watch", action="store_true", help=text)
     text = "--watch: seconds between looks (default: 5)"
     parser.add_argument("--poll", type=positive, default=5.0, help=text)

@@ -12,7 +12,10 @@ from maml.params import Params
 def build(config: Config, tasks: Task, *, compiled: bool) -> Repetition:
     """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
     network, names = peer_network(config)
-    _with_plain_norm(network)
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, _PlainNorm(child))
     begun = {name: p.detach() for name, p in network.named_parameters()}
     loss = loss_function(config)
 
@@ -48,10 +51,3 @@ class _PlainNorm(nn.Module):
         variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
         scale = self.weight[:, None, None] * torch.rsqrt(variance + self.eps)
         return (x - mean) * scale + self.bias[:, None, None]
-
-
-def _with_plain_norm(network: nn.Module) -> None:
-    for module in network.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, _PlainNorm(child))

@@ -213,7 +213,7 @@ class Liveness:
         """End, unless this process goes on without what was lost; then let all know that."""
         if self._board.done and self._is_zero:
             if not self._said and self._board.may_speak():
-                say(f"{found.line}; all work is done")
+                tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
             self._said = True
             self._kill_stopped(found.rank)
         elif self.world.rank or found.rank is None or not self.survives(found.rank, found.line):
@@ -312,7 +312,8 @@ class Liveness:
             lost_zero = lost == 0 or bool(self._board.broken)
             wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._board.may_speak(wait):
-                say(f"error: {line}")
+                # A bar may be drawn at this moment.
+                tqdm.write(f"error: {line}", file=sys.stderr)
             self._kill_stopped(lost)
             within(LAST_WORDS, lambda: self.last_words(line), None)
             if self._is_zero:
@@ -354,9 +355,3 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, WorkerLostError):
         return error.code
     return 2 if isinstance(error, (UserError, DataError)) else 1
-
-
-def say(line: str) -> None:
-    """Print a line; a bar may be drawn at this moment."""
-    tqdm.write(line, file=sys.stderr)
-    sys.stderr.flush()

@@ -6,6 +6,7 @@ observer meets, and what is drawn, has addresses; so the parameters are those of
 or not, however many observers there are, as long as none of them is lost.
 """
 
+import contextlib
 import copy
 import queue
 import sys
@@ -150,10 +151,9 @@ def _answer(number: int, rank: int, request: Tensor) -> Answer:
 @reported
 def _observe(number: int, ids: Tensor) -> Trajectory | None:
     """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
-    try:
+    with contextlib.suppress(_Late):
         return this(Observers).observe(number, ids)
-    except _Late:
-        return None
+    return None
 
 
 class Observers(OverRpc):

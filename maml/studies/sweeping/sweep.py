@@ -163,7 +163,7 @@ class Sweep:
         return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial ended, and give it back; one that is `WAITING`, to whoever comes next."""
+        """Record how a trial ended, and give it back; `WAITING`: the next one continues it."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up

@@ -2,9 +2,9 @@
 
 Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
 those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen stands
-in docs/strategies.md ("When a process is lost"). To a silence of `EVIDENCE` seconds comes other
-evidence: a connection that broke, or a wait that was too long. A heartbeat says whether its process
-waits for others: whoever does not is the one that they wait for. A failure comes in its place.
+in docs/strategies.md ("When a process is lost"). A silence of `EVIDENCE` seconds is enough where a
+connection broke as well, or a wait was too long. A heartbeat says whether its process waits for
+others: whoever does not is the one that they wait for. One that fails says so in place of a number.
 
 Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 

@@ -69,10 +69,7 @@ def plain(
 
 
 def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
-    """Return what ``peer`` repeats, ``setting`` being the number of steps.
-
-    Every operation was called before, of a tiny GPT.
-    """
+    """Return what ``peer`` repeats; ``setting``: the number of steps."""
     torch.backends.cuda.enable_flash_sdp(False)  # fused attention has no second derivative
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
@@ -84,7 +81,7 @@ def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
             return partial(example.meta_gradient, *given, snapshots=snapshots)
         return partial(plain, *given, checkpointed=peer == "checkpointed")
 
-    of(example.TINY, 2)()
+    of(example.TINY, 2)()  # so that every operation was called before
     return of(example.Size(), int(setting))
 
 

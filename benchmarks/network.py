@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from datasets import image_shape
 from maml.config import Config, registry
-from maml.learners import Learner
+from maml.learners import build_learner
 from maml.networks.conv4 import Conv4, ConvBlock
 from maml.networks.ordinary import Ordinary
 from maml.params import Params
@@ -35,9 +35,10 @@ def conv_net(ours: Conv4) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), head)
 
 
-def peer_network(learner: Learner) -> tuple[nn.Module, dict[str, str]]:
-    """Return a peer's network with the learner's weights, and {its name: our name}."""
-    ours, config = learner.network, learner.config
+def peer_network(config: Config) -> tuple[nn.Module, dict[str, str]]:
+    """Return a peer's network with our learner's weights, and {its name: our name}."""
+    learner = build_learner(config)
+    ours = learner.network
     if isinstance(ours, Ordinary):
         make = registry.network(config.network).maker()
         network: nn.Module = make(image_shape(config.data), config.ways)

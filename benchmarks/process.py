@@ -40,10 +40,7 @@ class Peer:
         self.ready_mib = self._answer()["mib"]
 
     def ask(self, line: str) -> dict[str, float]:
-        """Send a command; return its ``seconds``, all cores' (``processor``), and ``peak_mib``.
-
-        A UserError says that the process has ended: for want of memory, say.
-        """
+        """Return a command's ``seconds``, ``processor``, ``peak_mib``; UserError: it has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")

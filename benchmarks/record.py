@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from maml.config.parser import Parser
-from maml.studies.markdown import grid
+from maml.studies import grid
 
 
 def parser(name: str, description: str | None) -> Parser:

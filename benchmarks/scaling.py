@@ -114,10 +114,7 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
 
 
 def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a row each: medians over rounds, and the extremes of tasks per second.
-
-    ``times`` is relative to the first.
-    """
+    """Return a row each: medians over rounds; ``times``: tasks per second by the first row's."""
     rows: list[dict[str, Any]] = []
     for (topology, workers), rounds in found.items():
         rates = [row["tasks_per_second"] for row in rounds]
@@ -138,9 +135,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--preset", default="maml-glyphs-5way-1shot")
     parser.add_argument("--meta-batch-size", type=at_least(1), default=32)
     parser.add_argument("--iterations", type=at_least(4), default=100, help="after the warm-up")
-    parser.add_argument(
-        "--warm-up", type=at_least(1), default=50, help="iterations that do not count"
-    )
+    text = "iterations that do not count"
+    parser.add_argument("--warm-up", type=at_least(1), default=50, help=text)
     parser.add_argument("--rounds", type=at_least(1), default=3)
     options = parser.parse_args(arguments)
     for n in options.workers:

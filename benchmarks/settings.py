@@ -97,4 +97,4 @@ def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Re
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)
     # The preset's own choice: a tiny network takes one thread whatever there are.
     torch.set_num_threads(config.threads or threads if peer.startswith("ours") else threads)
-    return build(peer, build_learner(config), make_tasks(config, n_tasks))
+    return build(peer, config, make_tasks(config, n_tasks))

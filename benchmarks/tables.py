@@ -70,10 +70,7 @@ def measured_on(record: dict[str, Any]) -> str:
 
 
 def problems(document: Path, *, write: bool = False) -> list[str]:
-    """Return a line for each table of ``document`` that is not what its record says.
-
-    With ``write`` the tables are made anew first.
-    """
+    """Return a line for each table that is not what its record says; ``write``: make it anew."""
     text, name, lines = document.read_text(), document.name, list[str]()
     for match in MARKED.finditer(text):
         call, shown = match["call"], match["shown"]

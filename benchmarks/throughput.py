@@ -43,10 +43,7 @@ COLUMNS = {
 
 
 def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, float]:
-    """Return each peer's float64 error against ours-torch, relative to the largest element.
-
-    One that cannot compute the setting is told of and left out.
-    """
+    """Return the float64 error against ours-torch of each peer that can compute the setting."""
     gradients = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in dict.fromkeys(["ours-torch", *peers]):
@@ -70,10 +67,7 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 
 
 def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each peer's repetitions, one in each round.
-
-    A peer that fails is told of and left out: all together may not fit into the memory.
-    """
+    """Return the seconds of a repetition in each round, of each peer that does not fail."""
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     with contextlib.ExitStack() as ending:
         going = [ending.enter_context(Peer(name, setting, threads)) for name in peers]
@@ -81,7 +75,7 @@ def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str
             for peer in list(going):
                 try:
                     taken = peer.ask("run")["seconds"]
-                except UserError as error:
+                except UserError as error:  # all together may not fit into the memory
                     going.remove(peer)
                     del seconds[peer.name]
                     print(f"{setting}: {error}", file=sys.stderr)

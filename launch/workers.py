@@ -22,8 +22,8 @@ from pathlib import Path
 
 from maml.config.cli import parse
 from maml.config.parser import Parser, at_least
+from maml.processes.identity import OutOfMemory
 from maml.processes.launcher import LOCAL, MET, STORE
-from maml.processes.memory import OutOfMemory
 from maml.processes.program import run_program
 from maml.processes.signals import heeded, leave_lost_terminal
 
@@ -46,7 +46,20 @@ def main(arguments: list[str]) -> int:
         import torch
 
         workers = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    return _launch(workers, restarts, others)
+    # As torchrun does: the program shares the cores out among its workers.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    signals: list[int] = []
+    for number in heeded():
+        signal.signal(number, lambda number, _: signals.append(number))
+    for attempt in range(restarts + 1):
+        started = _Workers(workers, attempt, others)
+        try:
+            code = started.wait(signals)
+        finally:
+            started.kill()
+        if code == 0 or started.stopped_by:
+            break
+    return code
 
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
@@ -67,23 +80,6 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     # What is wrong with a flag is said once, and before anything is started.
     parse(others)
     return own.workers, own.restarts, others
-
-
-def _launch(workers: int, restarts: int, arguments: list[str]) -> int:
-    # As torchrun does: the program shares the cores out among its workers.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signals: list[int] = []
-    for number in heeded():
-        signal.signal(number, lambda number, _: signals.append(number))
-    for attempt in range(restarts + 1):
-        started = _Workers(workers, attempt, arguments)
-        try:
-            code = started.wait(signals)
-        finally:
-            started.kill()
-        if code == 0 or started.stopped_by:
-            break
-    return code
 
 
 class _Workers:

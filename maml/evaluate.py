@@ -1,10 +1,7 @@
 """``python -m maml.evaluate RUN_DIR``: how good a run's checkpoints are.
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
-    python -m maml.evaluate runs/20w5s --iteration best --steps 10 --queries 15
-    python -m maml.evaluate runs/mamlpp --ensemble 5
     python -m maml.evaluate runs/20w5s --watch --split validation
-    python -m maml.evaluate launch/records/maml-omniglot-5way-1shot/seed-0 --queries 15
 
 It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
 checkpoint as training makes them. A record stays as it is.
@@ -79,14 +76,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     text = "headline: normalise each query by the support set's statistics alone"
     parser.add_argument("--non-transductive", action="store_true", help=text)
     add_iteration(parser)
-    text = "beside that one also the mean of the outputs of the K kept checkpoints that validated "
-    text += "best (train with --keep-best K)"
+    text = "beside it the mean of the outputs of the K best checkpoints (train with --keep-best K)"
     parser.add_argument("--ensemble", metavar="K", type=at_least(2), help=text)
     for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     add_here(parser)
-    text = "evaluate every checkpoint that the run keeps or makes, until its training is over; may "
-    text += "be started before it, and again: what is evaluated already is not repeated"
+    text = "evaluate every checkpoint until the training is over; may be started before, and again"
     parser.add_argument("--watch", action="store_true", help=text)
     text = "--watch: seconds between looks (default: 5)"
     parser.add_argument("--poll", type=positive, default=5.0, help=text)
@@ -177,10 +172,7 @@ class RunEvaluator:
         return {row["iteration"] for row in rows if self._question.items() <= row.items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
-        """Evaluate a checkpoint's content, append the row and print it.
-
-        ``together``: the contents of an ensemble's checkpoints, whose result stands beside it.
-        """
+        """Evaluate a checkpoint, and an ensemble ``together``; append the row and print it."""
         options, question = self.options, self._question
         self._check([saved, *together])
         row = {"iteration": saved["iteration"], **question}

@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.network import Repetition, loss_function, peer_network
 from benchmarks.peers import ours_peer, vmap_peer
 from datasets.tasks import Task
+from maml.config import Config
 from maml.config.presets import with_values
-from maml.learners import Learner, build_learner
 from maml.params import Params
 
 OURS: dict[str, dict[str, Any]] = {
@@ -30,16 +30,15 @@ OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain")
 PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 
 
-def build(name: str, learner: Learner, tasks: Task) -> Repetition:
+def build(name: str, config: Config, tasks: Task) -> Repetition:
     """Return a repetition of peer ``name``."""
     if name in OURS:
-        learner = build_learner(with_values(learner.config, **OURS[name]))
-        return ours_peer.build(learner, tasks)
+        return ours_peer.build(with_values(config, **OURS[name]), tasks)
     if name in ("vmap", "compiled"):
-        return vmap_peer.build(learner, tasks, compiled=name == "compiled")
-    network, names = peer_network(learner)
+        return vmap_peer.build(config, tasks, compiled=name == "compiled")
+    network, names = peer_network(config)
     module = importlib.import_module(f"benchmarks.peers.{name}_peer")
-    backward = module.backward_of(network, learner.config, loss_function(learner.config))
+    backward = module.backward_of(network, config, loss_function(config))
 
     def repetition() -> Params:
         network.zero_grad()

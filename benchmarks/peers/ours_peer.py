@@ -6,7 +6,7 @@ from torch import Tensor
 from benchmarks.network import Repetition
 from datasets.episodes import Episodes
 from datasets.tasks import Task
-from maml.learners import Learner
+from maml.config import Config
 from maml.params import Params
 from maml.worker import Worker
 
@@ -23,12 +23,12 @@ class GivenTasks(Episodes):
         return Task(*(tensor[ids % len(tensor)] for tensor in self._tasks))
 
 
-def build(learner: Learner, tasks: Task) -> Repetition:
+def build(config: Config, tasks: Task) -> Repetition:
     """Return a repetition."""
-    worker = Worker(learner.config, torch.device("cpu"), training=GivenTasks(tasks))
+    worker = Worker(config, torch.device("cpu"), training=GivenTasks(tasks))
     params = worker.learner.meta_parameters()
     ids = torch.arange(len(tasks.support_x))
-    if learner.config.compile == "on":
+    if config.compile == "on":
         worker.get_ready({len(ids)})
 
     def repetition() -> Params:

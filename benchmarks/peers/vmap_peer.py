@@ -5,14 +5,17 @@ from torch import Tensor, nn
 
 from benchmarks.network import Repetition, loss_function, peer_network
 from datasets.tasks import Task
-from maml.learners import Learner
+from maml.config import Config
 from maml.params import Params
 
 
-def build(learner: Learner, tasks: Task, *, compiled: bool) -> Repetition:
+def build(config: Config, tasks: Task, *, compiled: bool) -> Repetition:
     """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
-    config, (network, names) = learner.config, peer_network(learner)
-    _with_plain_norm(network)
+    network, names = peer_network(config)
+    for module in network.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, _PlainNorm(child))
     begun = {name: p.detach() for name, p in network.named_parameters()}
     loss = loss_function(config)
 
@@ -48,10 +51,3 @@ class _PlainNorm(nn.Module):
         variance, mean = torch.var_mean(x, dim=(0, 2, 3), correction=0, keepdim=True)
         scale = self.weight[:, None, None] * torch.rsqrt(variance + self.eps)
         return (x - mean) * scale + self.bias[:, None, None]
-
-
-def _with_plain_norm(network: nn.Module) -> None:
-    for module in network.modules():
-        for name, child in module.named_children():
-            if isinstance(child, nn.BatchNorm2d):
-                setattr(module, name, _PlainNorm(child))

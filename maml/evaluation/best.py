@@ -120,10 +120,7 @@ def content_of(
 
 
 def recorded_content(record: Path) -> dict[str, Any]:
-    """Return what a checkpoint would hold of a record whose parameters are kept.
-
-    A UserError names what is missing, damaged, or not the file that was recorded.
-    """
+    """Return what a checkpoint would hold of a record; UserError: what is missing or differs."""
     made = read_object(record / "record.json") if (record / "record.json").exists() else {}
     try:
         digest = digest_of(record / RECORDED)

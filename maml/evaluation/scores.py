@@ -13,7 +13,7 @@ from maml.config import Config, registry
 from maml.errors import UserError
 from maml.params import Params
 from maml.run.progress import bar
-from maml.strategies import Strategy
+from maml.strategies.base import Strategy
 from maml.worker import Worker
 
 

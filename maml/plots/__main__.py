@@ -32,16 +32,13 @@ from maml.run.reading import Run
 def main(arguments: list[str]) -> int:
     """Draw; return the exit code."""
     parser = Parser(prog="python -m maml.plots", description="Draw runs.")
-    parser.add_argument(
-        "paths", metavar="RUN_DIR", nargs="+", type=Path, help="run directories, or folders of them"
-    )
-    parser.add_argument(
-        "--names", metavar="NAME", nargs="+", help="a label for each run, or each method, in order"
-    )
+    text = "run directories, or folders of them"
+    parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help=text)
+    text = "a label for each run, or each method, in order"
+    parser.add_argument("--names", metavar="NAME", nargs="+", help=text)
     parser.add_argument("--folder", type=Path, help="where the pictures go")
-    parser.add_argument(
-        "--tasks", type=at_least(2), default=100, help="test tasks for each point (default: 100)"
-    )
+    text = "test tasks for each point (default: 100)"
+    parser.add_argument("--tasks", type=at_least(2), default=100, help=text)
     add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
     found = reading.find(options.paths)
@@ -64,10 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
-    """Return the runs by method, as `maml.run.reading.methods`; ``names``, if any, are the labels.
-
-    As many as there are methods name these; as many as there are runs name each of the runs.
-    """
+    """Return the runs by method; as many ``names`` as methods, or as runs, are their labels."""
     methods = reading.methods(runs)
     if names is None:
         return methods

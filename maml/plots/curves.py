@@ -79,10 +79,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
 
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
-    """Draw the first test task before and after 1 and 5 inner steps (Finn et al., figure 2).
-
-    Of a function of more than one number there is no such curve.
-    """
+    """Draw the first test task, a curve, after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
     task = episodes.tasks(torch.tensor([0]))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
@@ -102,10 +99,7 @@ def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: 
 
 
 def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
-    """Return a figure of each method's validations: the mean over its seeds, and each of them.
-
-    Where no run has any, what was logged while training, smoothed.
-    """
+    """Return a figure of each method's validations, or of its smoothed training, with the mean."""
     runs = [run for each in methods.values() for run in each]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
     validates = any(_validated(run, metric) for run in runs)
@@ -163,10 +157,7 @@ def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str,
 
 
 def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
-    """Return a figure of the test score after each number of inner steps, by method and seed.
-
-    The steps of training and of the run's own test are marked where they are the same for all.
-    """
+    """Return a figure of the test score after each number of inner steps, by method and seed."""
     configs = [model.config for models in methods.values() for model in models]
     marked = [steps for c in configs for steps in (c.inner_steps, c.eval_inner_steps)]
     # Up to 20, and those of the runs themselves, however many they are.

@@ -90,14 +90,7 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return centred means over about a fifteenth of the rows: they do not lag.
-
-    Near an end the window shrinks on both sides.
-    """
+    """Return centred means of about a fifteenth of the rows, fewer near an end: they do not lag."""
     reach = max(1, len(values) // 30)
-    found = []
-    for i in range(len(values)):
-        half = min(reach, i, len(values) - 1 - i)
-        window = values[i - half : i + half + 1]
-        found.append(sum(window) / len(window))
-    return found
+    halves = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
+    return [sum(values[i - h : i + h + 1]) / (2 * h + 1) for i, h in enumerate(halves)]

@@ -19,10 +19,7 @@ SHOWN = 6
 
 
 def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
-    """Return a test task of the model's run, with a leading dimension of 1, and its classes.
-
-    They have the data set's own names where it has some, else "class 1" and so on.
-    """
+    """Return a test task ``[1, …]`` of a run, and its classes' names, or "class 1" and so on."""
     episodes = model.episodes("test").episodes
     ids = torch.tensor([index])
     known = episodes.names(ids)

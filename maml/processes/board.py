@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
-
 from maml.processes.clock import Clock, within
 from maml.processes.identity import Identity
 from maml.processes.launcher import launcher_holds_store
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, new_connection, own_connection
+from maml.processes.store import exchange, new_connection, new_room, own_connection
 from maml.processes.world import World
 
 BEAT = 1.0
@@ -37,9 +35,6 @@ LEFT = b"left"
 """In place of a number: it has left in good order."""
 
 T = TypeVar("T")
-
-_runs = itertools.count()
-"""A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
 class Finding(NamedTuple):
@@ -89,9 +84,8 @@ class Board:
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
         """Learn who all are, RuntimeError if one does not come; hear ``judged`` from then on."""
-        self._room, world = f"members {next(_runs)}", self._world
-        store: Store = PrefixStore(self._room, own_connection(world))
-        rank = world.rank
+        self._room, world, rank = new_room("members"), self._world, self._world.rank
+        store = own_connection(world, self._room)
         if rank == 0:
             for key in ("told", "spoken", "done", "stop"):
                 store.set(key, "")
@@ -136,12 +130,9 @@ class Board:
             self.answered, self.broken = now, ""
 
     def _reconnect(self, how: str) -> None:
-        """Report, over a new connection, that this process has lost its own, as after a reset.
-
-        Where the store is gone, or out of reach, nothing is told.
-        """
+        """Report over a new connection, if the store is there, that this process lost its own."""
         with contextlib.suppress(OSError, RuntimeError):
-            self._store = PrefixStore(self._room, new_connection(self._world, timeout=BEAT))
+            self._store = new_connection(self._world, self._room, timeout=BEAT)
             self._cut_off(how)
         self.broken = how
 

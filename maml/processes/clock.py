@@ -34,10 +34,7 @@ class Clock:
 
 
 class Waits:
-    """Whether this process waits for others, in any of its threads, and since when.
-
-    Who does not is the one that the others wait for.
-    """
+    """Whether this process waits for others, and since when; else it is the one they wait for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

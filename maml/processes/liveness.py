@@ -1,17 +1,10 @@
 """Who takes part in a run, and who lives: the one place that knows, for every strategy.
 
 Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
-those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen:
-
-- A process of this host that has ended: within two seconds.
-- One of another host whose connection broke: when it has been silent for `EVIDENCE` seconds, too.
-- One that is silent for ``--timeout`` seconds, whatever the reason: stopped, hung, or gone with
-  its host.
-- The store, which is gone, or silent, with the process that holds it.
-- A failure that a process tells of itself, in place of its next number.
-- A wait that lasts longer than ``--timeout``, although all live. A heartbeat says whether its
-  process waits for others, too: whoever does not is the one that they wait for.
-- The launcher of this host, which is gone.
+those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen stands
+in docs/strategies.md ("When a process is lost"). A silence of `EVIDENCE` seconds is enough where a
+connection broke as well, or a wait was too long. A heartbeat says whether its process waits for
+others: whoever does not is the one that they wait for. One that fails says so in place of a number.
 
 Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
 
@@ -32,9 +25,8 @@ from tqdm import tqdm
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
 from maml.processes.clock import Clock, Waits, within
-from maml.processes.identity import Identity
+from maml.processes.identity import Identity, OutOfMemory
 from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
-from maml.processes.memory import OutOfMemory, resident
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 
@@ -74,7 +66,9 @@ class Liveness:
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
         self._is_zero = world.rank == 0
-        self._board = Board(world, self.clock, stop, self._mine, self._lose_connection)
+        self._board = Board(
+            world, self.clock, stop, self._mine, lambda how: self._fail_by(self._cut_off(how))
+        )
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
@@ -164,7 +158,9 @@ class Liveness:
         if self._judge_thread:
             self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
-            while not self._need_not_know() and time.monotonic() < until:
+            while time.monotonic() < until:
+                if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
+                    break  # all is done, and rank 0 lives: it is all the same why
                 time.sleep(0.1)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
@@ -200,9 +196,6 @@ class Liveness:
             return _FAILED + json.dumps(self._failure).encode()
         return str(number).encode() + (_WAITS if self.waits else b"")
 
-    def _lose_connection(self, how: str) -> None:
-        self._fail_by(self._cut_off(how))
-
     def _fail_by(self, line: str, code: int = 1) -> None:
         self._failure = self._failure or Finding(line, self.world.rank, code)
 
@@ -219,7 +212,7 @@ class Liveness:
         """End, unless this process goes on without what was lost; then let all know that."""
         if self._board.done and self._is_zero:
             if not self._said and self._board.may_speak():
-                say(f"{found.line}; all work is done")
+                tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
             self._said = True
             self._kill_stopped(found.rank)
         elif self.world.rank or found.rank is None or not self.survives(found.rank, found.line):
@@ -230,10 +223,6 @@ class Liveness:
             return
         self.excused.add(found.rank)
         self._board.spare(found.rank)
-
-    def _need_not_know(self) -> bool:
-        """Whether it is all the same why a connection broke: all is done, and rank 0 lives."""
-        return self.finished and (self._is_zero or self._board.beats.get(0) == LEFT)
 
     def _look(self) -> Finding | None:
         """Return what ends this process, if anything."""
@@ -297,7 +286,7 @@ class Liveness:
             if member.is_gone():
                 self._ended[rank] = self.clock.now()
             elif member.is_near:
-                self._resident[rank] = resident(member.pid) or self._resident.get(rank, 0)
+                self._resident[rank] = member.resident() or self._resident.get(rank, 0)
         return rank in self._ended
 
     def _is_lost(self, rank: int) -> bool:
@@ -322,7 +311,8 @@ class Liveness:
             lost_zero = lost == 0 or bool(self._board.broken)
             wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._board.may_speak(wait):
-                say(f"error: {line}")
+                # A bar may be drawn at this moment.
+                tqdm.write(f"error: {line}", file=sys.stderr)
             self._kill_stopped(lost)
             within(LAST_WORDS, lambda: self.last_words(line), None)
             if self._is_zero:
@@ -364,9 +354,3 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, WorkerLostError):
         return error.code
     return 2 if isinstance(error, UserError) else 1
-
-
-def say(line: str) -> None:
-    """Print a line; a bar may be drawn at this moment."""
-    tqdm.write(line, file=sys.stderr)
-    sys.stderr.flush()

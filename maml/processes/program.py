@@ -32,7 +32,10 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         code = _within_limits(main, arguments)
     except _bad_input() as error:
         if not speaks:
-            _let_rank_zero_speak()
+            # The launcher ends all once one has failed. A process that left at once might take
+            # rank zero with it before it has said why.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(RANK_ZERO_GRACE)
         _say(error)
         _exit(2)
     except WorkerLostError as error:
@@ -58,10 +61,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
 
 
 def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
-    """Return ``main(arguments)``; raise `UserError` where memory is what it fails by.
-
-    Libraries do not load then, with a traceback as if damaged.
-    """
+    """Return ``main(arguments)``; raise `UserError` where memory ends: libraries do not load."""
     try:
         return main(arguments)
     except Exception as error:
@@ -83,28 +83,13 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def _bad_input() -> tuple[type[Exception], ...]:
-    """Return the errors that a user can mend; the data sets' own only once they are loaded.
-
-    Importing ``datasets`` imports torch, which --help and a mistyped flag need not wait for.
-    """
+    """Return what a user can mend; of ``datasets`` only once it is loaded: that imports torch."""
     loaded = sys.modules.get("datasets.errors")
     return (UserError,) if loaded is None else (UserError, loaded.DataError)
 
 
-def _let_rank_zero_speak() -> None:
-    """Wait to be ended by the launcher, which ends all processes once one has failed.
-
-    A process that left at once might take rank zero with it before it has said why.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    time.sleep(RANK_ZERO_GRACE)
-
-
 def _say(error: Exception) -> None:
-    """Print the one line; leave it for torchrun, too, which ends with a page of its own.
-
-    That page shows what the first process that failed has left in its error file.
-    """
+    """Print the line; leave it to torchrun, too: its page shows the first process's error file."""
     line = f"error: {error}"
     print(line, file=sys.stderr)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")

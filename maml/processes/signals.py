@@ -40,10 +40,7 @@ def leave_lost_terminal() -> None:
 
 
 class StopRequest:
-    """One of `SIGNALS`, remembered until the loop can end in good order.
-
-    A second SIGINT raises KeyboardInterrupt at once.
-    """
+    """One of `SIGNALS`, kept until the loop can end in good order; a second SIGINT interrupts."""
 
     def __init__(self) -> None:
         self.signal: str | None = None

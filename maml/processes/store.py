@@ -11,6 +11,7 @@ import os
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -46,6 +47,8 @@ def _connect(world: World, timeout: float) -> Store:
 
 _served: list[TCPStore] = []
 """Rank 0's own, kept as long as its process."""
+
+_rooms = Counter[str]()
 
 
 def _address() -> tuple[str, int]:
@@ -111,14 +114,20 @@ def _name(world: World) -> str:
     return meet(_connect(world, START_TIMEOUT), world.rank, world.size, START_TIMEOUT)
 
 
-def own_connection(world: World, timeout: float = START_TIMEOUT) -> Store:
-    """Return the launcher's store, as those see it who were started together; raise as `meet`.
+def own_connection(world: World, room: str, timeout: float = START_TIMEOUT) -> Store:
+    """Return a room of the launcher's store, for those who were started together; raise as `meet`.
 
     Over a connection of its own: who waits in one holds it up.
     """
     if world.size == 1:
         return HashStore()
-    return PrefixStore(_name(world), _connect(world, timeout))
+    return PrefixStore(f"{_name(world)} {room}", _connect(world, timeout))
+
+
+def new_room(name: str) -> str:
+    """Return the next room's name: a process may do several runs; the store outlives them all."""
+    _rooms[name] += 1
+    return f"{name} {_rooms[name]}"
 
 
 def exchange(store: Store, world: World, content: Any) -> list[Any]:
@@ -133,19 +142,19 @@ def exchange(store: Store, world: World, content: Any) -> list[Any]:
     ]
 
 
-def new_connection(world: World, timeout: float) -> Store:
+def new_connection(world: World, room: str, timeout: float) -> Store:
     """Return `own_connection` to a store that may be gone: OSError then.
 
     torch would wait, and print a page of its own frames.
     """
     socket.create_connection(_address(), timeout).close()
-    return own_connection(world, timeout)
+    return own_connection(world, room, timeout)
 
 
 def _rendezvous(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
     """Serve ``maml://``, the rendezvous of RPC, which takes no store but a URL."""
     world = World.from_environment()
-    yield own_connection(world), world.rank, world.size
+    yield own_connection(world, "rpc"), world.rank, world.size
 
 
 register_rendezvous_handler("maml", _rendezvous)

@@ -1,7 +1,11 @@
-"""A process's place among all, as whoever started it says in the environment. No torch here."""
+"""A process's place among all, from its environment, and the way to the others. No torch here."""
 
+import ipaddress
 import os
+import socket
 from typing import NamedTuple
+
+import psutil
 
 from maml.errors import UserError
 
@@ -43,3 +47,40 @@ class World(NamedTuple):
             local_size=local_size,
             launched="RANK" in os.environ,
         )
+
+
+def choose_interface(world: World) -> None:
+    """Talk over the loopback on one host, and else over the interface that leads to the master.
+
+    Left to themselves, the transports listen where the host's own name points to. On many clusters
+    that is the loopback, where no other host reaches them. In containers it is an address that
+    others reach, and RPC unpickles whatever it is sent. ``GLOO_SOCKET_IFNAME``,
+    ``TP_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` override it.
+    """
+    if world.size <= world.local_size:
+        own = "127.0.0.1"
+    else:
+        master = os.environ["MASTER_ADDR"]
+        way = address_towards(master)
+        if way is not None and way.is_loopback and master not in ("localhost", str(way)):
+            # The master itself, whose own name points to its loopback: the others reach the side
+            # that leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
+            way = address_towards("192.0.2.1") or address_towards("2001:db8::1")
+        own = str(way)  # If there is none, the rendezvous will say what is wrong.
+    for interface, addresses in psutil.net_if_addrs().items():
+        if any(found.address.partition("%")[0] == own for found in addresses):
+            for transport in ("GLOO", "TP", "NCCL"):
+                os.environ.setdefault(f"{transport}_SOCKET_IFNAME", interface)
+            return
+
+
+def address_towards(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address with which this host would send to ``host``; None if there is no way."""
+    try:
+        # Connecting a datagram socket sends nothing; it only picks the way. Any port does.
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+    except OSError:
+        return None

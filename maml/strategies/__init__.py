@@ -32,6 +32,3 @@ def build_strategy(config: Config, world: World, worker: Worker) -> Strategy:
     with registry.calling(strategy=known):
         strategy: Strategy = known.maker()(config, world, worker)
     return strategy
-
-
-__all__ = ["Strategy", "build_strategy", "resolve_strategy"]

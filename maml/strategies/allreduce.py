@@ -36,7 +36,7 @@ class Flags:
 
     check_every: int = flag(
         100,
-        "Iterations between checks that all ranks hold the same parameters; 0: never.",
+        "Iterations between checks that ranks hold equal parameters; 0: never.",
         WAY,
         least=0,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import os
 import traceback
 from abc import ABC, abstractmethod
@@ -13,29 +12,24 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
 
 from maml.config import OF_A_HOST, Config, flag
 from maml.errors import UserError, WorkerLostError
 from maml.params import Params
 from maml.processes.liveness import Liveness, exit_code
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, own_connection
+from maml.processes.store import exchange, new_room, own_connection
 from maml.processes.world import World
 from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
 
 T = TypeVar("T")
 
-_agreements = itertools.count()
-"""A process may do several runs, one after the other; the launcher's store outlives them all."""
-
 
 class Strategy(ABC):
     """Where tasks run and how gradients come home. Use it as a context manager.
 
     Attributes:
-        advice: What to say at the start: a way that is faster here; "" where none is.
         stop: The process's stop signals, which every driving process heeds at the same iteration.
         liveness: Who takes part, and who lives.
         drives: Whether this process runs the outer loop; one that does not calls `serve`.
@@ -43,16 +37,16 @@ class Strategy(ABC):
         computing: The ranks that differentiate, each a part of a meta-batch.
         wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
             of them; headers and retransmissions come on top.
+        advice: What to say at the start: a way that is faster here; "" where none is.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         self.config, self.world, self.worker = config, world, worker
-        self.advice = ""
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout, self.stop)
         self.drives, self.home = True, worker.device
         self.computing = range(world.size)
-        self.wire_bytes = 0
+        self.wire_bytes, self.advice = 0, ""
         self._transport = ExitStack()
 
     @functools.cached_property
@@ -89,7 +83,7 @@ class Strategy(ABC):
             # Its collectives are another library's on another kind of device.
             values["device type"] = self.worker.device.type
         try:
-            store = PrefixStore(f"flags {next(_agreements)}", own_connection(self.world))
+            store = own_connection(self.world, new_room("flags"))
             ours, *others = exchange(store, self.world, values)
         except (RuntimeError, ValueError) as error:
             who = "rank 0" if self.world.rank else "another process"

@@ -1,27 +1,22 @@
 """What the strategies over collectives share: their world, and how they wait."""
 
-import itertools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
 from maml.processes.clock import within
-from maml.processes.interface import choose_interface
 from maml.processes.setup import shares_gpu
-from maml.processes.store import START_TIMEOUT, own_connection
+from maml.processes.store import START_TIMEOUT, new_room, own_connection
+from maml.processes.world import choose_interface
 from maml.strategies.base import Strategy
 
 FOR_EVER = timedelta(days=30)
 
 POLL = 0.5
 """Seconds after which a process that waits idly looks around for signals."""
-
-_worlds = itertools.count()
-"""A process may do several runs, one after the other; the launcher's store outlives them all."""
 
 
 class Collective(Strategy):
@@ -47,10 +42,9 @@ class Collective(Strategy):
             self.config, self.worker.device, self.world
         )
         start_timeout = timedelta(seconds=max(START_TIMEOUT, self.config.timeout))
-        store = own_connection(self.world, start_timeout.total_seconds())
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            store=PrefixStore(f"collective world {next(_worlds)}", store),
+            store=own_connection(self.world, new_room("world"), start_timeout.total_seconds()),
             rank=self.world.rank,
             world_size=self.world.size,
             timeout=start_timeout,

@@ -22,11 +22,10 @@ from torch.distributed.rpc.internal import PythonUDF, RemoteException, _run_func
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.processes.clock import within
-from maml.processes.interface import choose_interface
 from maml.processes.liveness import GOODBYE
 from maml.processes.setup import init_process
 from maml.processes.store import START_TIMEOUT
-from maml.processes.world import World
+from maml.processes.world import World, choose_interface
 from maml.strategies.base import Strategy
 from maml.worker import Worker
 
@@ -106,19 +105,11 @@ class OverRpc(Strategy):
     def _init_worker(self) -> None:
         global _this
         init_process(self.config, self.world)
-        self.get_ready()
         _this = self
 
-    def get_ready(self) -> None:
-        """Make what calls need, before any comes."""
-
     def serve(self) -> None:
-        """Serve rank 0 until it says that all is done."""
+        """Wait while calls are answered, in the transport's threads, until all is done."""
         self.stop.install()
-        self.answer()
-
-    def answer(self) -> None:
-        """Wait while calls are answered, in the transport's threads."""
         self.wait_for(self.finished)
 
     def wait_for(self, event: threading.Event) -> None:

@@ -221,7 +221,8 @@ class Rpc(OverRpc):
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call each other worker, compute a chunk here, add up; return a packed share."""
-        own, rest = self._divided(ids)
+        own = ids.tensor_split(self.world.size)[0]
+        rest = ids[len(own) :]
         flat = self.packing.params(meta_params)
         with self.guard():
             pending = chunk_shares(rest, flat) if len(rest) else None
@@ -241,14 +242,10 @@ class Rpc(OverRpc):
             self.wire_bytes += 2 * n_calls * flat.nbytes + rest.nbytes
         return packed
 
-    def _divided(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first of as many parts of ``ids`` as there are ranks, and the rest."""
-        own = ids.tensor_split(self.world.size)[0]
-        return own, ids[len(own) :]
-
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
-        own, rest = self._divided(ids)
+        own = ids.tensor_split(self.world.size)[0]
+        rest = ids[len(own) :]
         flat = self.packing.params(meta_params)
         with self.guard():
             pending = chunk_evaluations(rest, flat, split) if len(rest) else None

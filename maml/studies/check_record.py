@@ -38,9 +38,8 @@ def main(arguments: list[str]) -> int:
         description="Test the model of a record again, and compare task by task.",
     )
     parser.add_argument("record", metavar="DIR", type=Path, help="a record, or a folder of some")
-    parser.add_argument(
-        "--tasks", type=at_least(1), default=600, help="how many of its tasks (default: 600)"
-    )
+    text = "how many of its tasks (default: 600)"
+    parser.add_argument("--tasks", type=at_least(1), default=600, help=text)
     parser.add_argument("--data-root", help="where the data sets are (default: $MAML_DATA)")
     add_trust(parser, "a record's config.yaml")
     options = parser.parse_args(arguments)

@@ -22,8 +22,8 @@ from maml.errors import UserError
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
+from maml.studies import grid
 from maml.studies.arms import Arm, paired, read
-from maml.studies.markdown import grid
 from maml.studies.statistics import Difference, Floats, Shown, difference, shown, verdicts
 
 LEGEND = """\
@@ -41,15 +41,11 @@ def main(arguments: list[str]) -> int:
         description="Compare runs on the test tasks that they share.",
     )
     parser.add_argument("arms", metavar="RUNS", nargs="+", help="PATH or PATH:name=value,…")
-    parser.add_argument(
-        "--metric",
-        help="a column of test_tasks.csv, as non_transductive_accuracy (default: each run's "
-        "headline accuracy; of policies the return, of regressions the loss)",
-    )
+    text = "a column of test_tasks.csv (default: accuracy, return or loss, as each run's headline)"
+    parser.add_argument("--metric", help=text)
     parser.add_argument("--report", action="store_true", help="write report.md, with figures")
-    parser.add_argument(
-        "--folder", type=Path, help="where the report goes (default: runs/compared-<time>)"
-    )
+    text = "where the report goes (default: runs/compared-<time>)"
+    parser.add_argument("--folder", type=Path, help=text)
     options = parser.parse_args(arguments)
     if len(options.arms) < 2:
         raise UserError("nothing to compare with: name two runs or more")
@@ -127,10 +123,7 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
-    """Compare arms with the first of them, on the test tasks that they share.
-
-    Returns both tables in Markdown, and the link to what was drawn in ``folder``, if there is one.
-    """
+    """Return both tables, of arms beside the first, and a link to what was drawn in ``folder``."""
     base, *others = arms
     found = {arm.name: difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)

@@ -43,15 +43,10 @@ def main(arguments: list[str]) -> int:
     """Write the record of a run."""
     parser = Parser(prog="python -m launch.record", description="Keep the record of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    parser.add_argument(
-        "--note", default="", help="what differs from the published protocol, beside the flags"
-    )
-    parser.add_argument(
-        "--ensemble",
-        metavar="K",
-        type=at_least(2),
-        help="test the K kept checkpoints that validated best together, too",
-    )
+    text = "what differs from the published protocol, beside the flags"
+    parser.add_argument("--note", default="", help=text)
+    text = "test the K kept checkpoints that validated best together, too"
+    parser.add_argument("--ensemble", metavar="K", type=at_least(2), help=text)
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where it goes")
     parser.add_argument("--data-root", help="where the data sets are (default: as in the run)")
     add_trust(parser, "the run's config.yaml")

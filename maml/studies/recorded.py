@@ -101,11 +101,7 @@ def alike(one: object, other: object, tolerance: float) -> bool:
 
 
 def find(folder: Path) -> list[Run]:
-    """Return the records in ``folder``: itself one, those of a preset's seeds, or of all presets.
-
-    A UserError says where a number is not that over the record's tasks, or two records are of the
-    same experiment and seed.
-    """
+    """Return the records in ``folder``; UserError: a number is not its tasks', or one is twice."""
     found: dict[Path, Run] = {}
     for record in map(read, folders(folder)):
         if wrong := other_means(record):

@@ -22,26 +22,15 @@ def main(arguments: list[str]) -> int:
     """Run what is left of a sweep; return the exit code."""
     parser = Parser(prog="python -m launch.sweep", description="Run the trials of a sweep.")
     parser.add_argument("file", metavar="FILE", type=Path)
-    parser.add_argument(
-        "--workers",
-        type=at_least(0),
-        default=1,
-        help="trials at a time in this process, which share its cores; 0: only tell how far it is "
-        "(default: 1)",
-    )
-    parser.add_argument(
-        "--total",
-        type=at_least(1),
-        help="trials in all, those that were run already included (default: the file's run_cap, or "
-        "all there are)",
-    )
-    parser.add_argument(
-        "--report", action="store_true", help="at the end write report.md, with figures"
-    )
+    text = "trials at a time, which share the cores; 0: only tell how far it is (default: 1)"
+    parser.add_argument("--workers", type=at_least(0), default=1, help=text)
+    text = "trials in all, with those that were run (default: the file's run_cap, or all there are)"
+    parser.add_argument("--total", type=at_least(1), help=text)
+    text = "at the end write report.md, with figures"
+    parser.add_argument("--report", action="store_true", help=text)
     parser.add_argument("--retry", action="store_true", help="let trials that have failed go on")
-    parser.add_argument(
-        "--folder", type=Path, help="where the sweep is (default: runs/sweeps/<name of FILE>)"
-    )
+    text = "where the sweep is (default: runs/sweeps/<name of FILE>)"
+    parser.add_argument("--folder", type=Path, help=text)
     add_trust(parser, "FILE")
     options = parser.parse_args(arguments)
     described = file.read(options.file, trust=options.trust)

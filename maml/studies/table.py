@@ -16,8 +16,7 @@ from maml.config.presets import DEVIATIONS, PRESETS, changed, experiment
 from maml.errors import UserError
 from maml.evaluation.scores import has_answers, headline, with_interval
 from maml.run.reading import Run
-from maml.studies import recorded
-from maml.studies.markdown import grid
+from maml.studies import grid, recorded
 
 HEADER = (
     "preset", "published", "ours", "seeds", "test tasks a seed", "non-transductive", "minutes",

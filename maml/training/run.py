@@ -19,7 +19,7 @@ from maml.params import Params
 from maml.run import checkpoint, directory
 from maml.run.log import RunLog
 from maml.run.provenance import own_files, warn_of_edits
-from maml.strategies import Strategy
+from maml.strategies.base import Strategy
 from maml.training.initial import bring_history
 from maml.worker import Share
 

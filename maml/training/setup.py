@@ -43,26 +43,22 @@ class Setup:
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        self.lines = self._open_evaluations()
-        if self.worker.why_one_by_one is not None:
-            why = self.worker.why_one_by_one
-            self.lines.insert(0, f"--batching tasks: {why}, so tasks are computed one by one")
-        # Its errors occur on every rank, so it is built before rank 0 writes files.
-        self.strategy = build_strategy(self.config, self.world, self.worker)
-        self.begun: list[Any] = [None, None]
-        self._lock: Lock | None = None
-        if self.world.rank == 0:
-            self._claim_run_dir()
-
-    def _open_evaluations(self) -> list[str]:
-        """Open the splits that are evaluated; return warnings about them."""
-        config, lines, flag = self.config, [], "--no-transductive"
+        self.lines: list[str] = []
+        if why := self.worker.why_one_by_one:
+            self.lines.append(f"--batching tasks: {why}, so tasks are computed one by one")
         asked = {"validation": config.eval_every, "test": config.test_tasks}
         splits = [split for split, count in asked.items() if count]
         for split in splits:
             self.worker.evaluation(split)
-            lines.append(check_headline(self.worker, split, config.transductive, flag))
-        return [*lines, same_classes(self.worker, splits)]
+            line = check_headline(self.worker, split, config.transductive, "--no-transductive")
+            self.lines.append(line)
+        self.lines.append(same_classes(self.worker, splits))
+        # Its errors occur on every rank, so it is built before rank 0 writes files.
+        self.strategy = build_strategy(self.config, self.world, self.worker)
+        self.begun: list[Any] = [None, None]
+        self._held = contextlib.ExitStack()
+        if self.world.rank == 0:
+            self._claim_run_dir()
 
     def _claim_run_dir(self) -> None:
         """Lock the run directory; find where the run begins, before any worker is waited for."""
@@ -78,7 +74,9 @@ class Setup:
                 f"--run-dir {run_dir}: {lock.holder()} is training into it; end it first, or "
                 "choose another directory"
             ) from None
-        self._lock = lock
+        # One that was made for nothing is removed, once it is given back.
+        self._held.callback(directory.unmake, run_dir)
+        self._held.callback(lock.release)
         try:
             learner = self.worker.learner
             start = self.begun[0] = beginning(run_dir, config, learner.meta_parameters())
@@ -88,20 +86,14 @@ class Setup:
                 self.begun[1], line = initial_weights(config.init, learner)
                 self.lines += [line, met_before(config.init, self.classes)]
         except BaseException:
-            self._release()
+            self._held.close()
             raise
-
-    def _release(self) -> None:
-        """Give the run directory back; one that was made for nothing is removed."""
-        if self._lock is not None:
-            self._lock.release()
-            directory.unmake(Path(self.config.run_dir or ""))
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[bool]:
         """Enter the strategy; yield whether this process drives the outer loop."""
         strategy = self.strategy
-        try:
+        with self._held:
             # Each once: both splits may say the same.
             for line in filter(None, dict.fromkeys(self.lines)) if self.world.rank == 0 else ():
                 print(line, file=sys.stderr, flush=True)
@@ -117,5 +109,3 @@ class Setup:
                     )
                     self.config = with_values(self.config, run_dir=run_dir)
                 yield strategy.drives
-        finally:
-            self._release()

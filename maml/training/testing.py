@@ -36,10 +36,7 @@ class Validations:
         self.best = BestModel(transductive=run.config.transductive)
 
     def recall(self) -> bool:
-        """Count a validation that came after this iteration's checkpoint; return if there is one.
-
-        Where it is due and missing, the run was stopped in the middle of it.
-        """
+        """Count a validation that came after this iteration's checkpoint; say if there is one."""
         run = self._run
         rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
         validated = (row for row in rows if row.get("split") == "validation")

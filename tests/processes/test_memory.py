@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from maml.processes.memory import OutOfMemory
+from maml.processes.identity import OutOfMemory
 from maml.processes.program import run_program
 from tests.launching import SLACK, TRAIN, run, start
 from tests.runs import as_flags, sinusoid

@@ -60,8 +60,9 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
     """128 tasks on workers with 2 threads each: no call holds a thread while it waits."""
     args = [*SINUSOID, "--meta-batch-size", "128", "--iterations", "2", "--rpc-threads", "2"]
     args += ["--partition", partition, "--run-dir", str(tmp_path)]
-    run_torchrun(size, args, timeout=180)
+    done = run_torchrun(size, args, timeout=180)
     assert metrics(tmp_path)[-1]["iteration"] == 2
+    assert ("--partition chunk trains the same" in done.stdout) == (partition == "exclusive")
 
 
 PARTS_LATE = """
@@ -73,7 +74,7 @@ def slowly(**kwargs):
     shutdown(**kwargs)
     if os.environ["RANK"] == "1":
         time.sleep(2)
-        own_connection(World.from_environment()).add("still there", 1)
+        own_connection(World.from_environment(), "test").add("still there", 1)
 rpc.shutdown = slowly
 """
 

@@ -170,7 +170,6 @@ def test_a_served_model_steps_on_meanwhile(
     server = play.server
     assert isinstance(server, RemoteForward)
     monkeypatch.setattr(over_rpc, "_this", server)
-    server.get_ready()
     for server._step in (1, 2):
         params = {name: server._step * tensor for name, tensor in play.params.items()}
         server.publish(params)

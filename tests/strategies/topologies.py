@@ -19,7 +19,8 @@ from torch import Tensor
 from maml.config.cli import parse
 from maml.config.presets import with_values
 from maml.processes.program import run_program
-from maml.strategies import Strategy, build_strategy
+from maml.strategies import build_strategy
+from maml.strategies.base import Strategy
 from maml.trainer import Trainer
 
 

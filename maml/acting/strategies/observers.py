@@ -6,6 +6,7 @@ observer meets, and what is drawn, has addresses; so the parameters are those of
 or not, however many observers there are, as long as none of them is lost.
 """
 
+import contextlib
 import copy
 import queue
 import sys
@@ -150,10 +151,9 @@ def _answer(number: int, rank: int, request: Tensor) -> Answer:
 @reported
 def _observe(number: int, ids: Tensor) -> Trajectory | None:
     """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
-    try:
+    with contextlib.suppress(_Late):
         return this(Observers).observe(number, ids)
-    except _Late:
-        return None
+    return None
 
 
 class Observers(OverRpc):
@@ -176,12 +176,9 @@ class Observers(OverRpc):
         self._ended = queue.SimpleQueue[tuple[int, int, torch.futures.Future[Any]]]()
         self._played = torch.empty(0, dtype=torch.int64)
         self._missed = 0
-
-    def get_ready(self) -> None:
-        """Be the agent, or an observer with its environment."""
         if self.drives:
             self.inference = Inference(self.learner)
-            self.batches = Batches(self.inference, self.config.batch_wait)
+            self.batches = Batches(self.inference, config.batch_wait)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let all observers play their part of ``ids``; differentiate what has come back."""
@@ -224,7 +221,8 @@ class Observers(OverRpc):
             # 0: no time limit of its own; `_gather` has one.
             call = rpc.rpc_async(rank, _observe, (number, part), timeout=0)
         except RuntimeError:
-            self._lose(rank)
+            self.batches.leave(rank)
+            self.gone.add(rank)
             return
         self._busy.add(rank)
         call.add_done_callback(lambda call: self._ended.put((rank, number, call)))
@@ -265,13 +263,9 @@ class Observers(OverRpc):
         try:
             played = call.value()
         except Exception:  # who has failed is lost
-            self._lose(rank)
+            self.gone.add(rank)
             return rank, None
         return rank, played if number == self.number else None
-
-    def _lose(self, rank: int) -> None:
-        self.batches.leave(rank)
-        self.gone.add(rank)
 
     def survives(self, rank: int, line: str) -> bool:
         """Ask no more for an observer that was lost."""

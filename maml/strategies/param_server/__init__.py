@@ -35,10 +35,7 @@ class Flags:
         "rpc", "RPC, or (sync alone) broadcast and gather.", WAY
     )
     ps_forward: Literal["local", "remote"] = flag(
-        "local",
-        "Trainers pull the model, or call its forward where it is (distributed "
-        "autograd, DistributedOptimizer).",
-        WAY,
+        "local", "Trainers pull the model, or call its forward (distributed autograd).", WAY
     )
     ps_max_staleness: int = flag(
         8,
@@ -48,11 +45,7 @@ class Flags:
         read_with=("ps_mode", "async"),
     )
     ps_backup_workers: int = flag(
-        1,
-        "Trainers b that a step does not wait for.",
-        RESULT,
-        least=0,
-        read_with=("ps_mode", "backup"),
+        1, "Trainers b that a step goes without.", RESULT, least=0, read_with=("ps_mode", "backup")
     )
 
 

@@ -49,10 +49,7 @@ class CollectiveServer(Collective):
             self._announce(torch.tensor(0))
 
     def _announce(self, n_ids: Tensor) -> Tensor:
-        """Broadcast how many tasks come next; 0: all is done.
-
-        There is no time limit: the server may test for minutes.
-        """
+        """Broadcast how many tasks come next, 0: none. No limit: the server may test for long."""
         with self.guard(limited=False):
             wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
         return n_ids

@@ -221,8 +221,9 @@ class ParameterServer(OverRpc):
             if answer is not None:
                 answer.set_result(None)
 
-    def answer(self) -> None:
+    def serve(self) -> None:
         """Do what the server orders, until it says that all is done."""
+        self.stop.install()
         order = self._next_order(None, None)
         while order is not None:
             order = self._next_order(self.compute(order), order)

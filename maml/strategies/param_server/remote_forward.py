@@ -41,14 +41,9 @@ class RemoteForward(ParameterServer):
         self.pending: dict[int, Result] = {}
         self._model: tuple[int, Params] | None = None
         self._optimizer: Any = None
-
-    def get_ready(self) -> None:
-        """Make a learner for each trainer: its forward may run beside another's, or an evaluation.
-
-        Now, while nobody calls the one that is copied.
-        """
-        if self.drives:
-            self._learners = {rank: copy.deepcopy(self.worker.learner) for rank in self.others}
+        # One for each trainer: its forward may run beside another's, or beside an evaluation.
+        ranks = self.others if self.drives else ()
+        self._learners = {rank: copy.deepcopy(worker.learner) for rank in ranks}
 
     def share_sizes(self) -> set[int]:
         """On the server, the parts of all trainers."""
@@ -77,9 +72,9 @@ class RemoteForward(ParameterServer):
         self.pending[rank] = Result(step, totals.detach(), wire_bytes)
         return totals
 
-    def answer(self) -> None:
+    def serve(self) -> None:
         """As every trainer; the references to the server's model end before this process leaves."""
-        super().answer()
+        super().serve()
         self._optimizer = None
 
     def compute(self, order: Order) -> None:

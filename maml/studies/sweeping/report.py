@@ -11,9 +11,8 @@ from maml.plots import style
 from maml.plots.style import BLUE
 from maml.run.files import TESTED, write_text
 from maml.run.reading import read
-from maml.studies import compare
+from maml.studies import compare, grid
 from maml.studies.arms import arm_of, other_tasks
-from maml.studies.markdown import grid
 from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
 

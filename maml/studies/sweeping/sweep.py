@@ -61,10 +61,7 @@ class Trial(NamedTuple):
 
 
 class Sweep:
-    """A sweep in ``folder``, to be continued by this process and by others.
-
-    The name of its ``study``, which is Optuna's, is its identity: no other sweep has it.
-    """
+    """A sweep in ``folder``, for many processes; the name of its Optuna ``study`` is its own."""
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
         """Begin in ``folder``, or continue what is there, if that is a part of ``file``."""
@@ -166,10 +163,7 @@ class Sweep:
         return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial of this process ended, and give it back.
-
-        ``state`` `WAITING`: whoever comes next continues it.
-        """
+        """Record how a trial ended, and give it back; `WAITING`: the next one continues it."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up
@@ -254,10 +248,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _journal(path: Path) -> JournalStorage:
-    """Open Optuna's journal at ``path``, without a last line that a power cut has left unfinished.
-
-    Such a line was never acted upon; the next one would be appended to it.
-    """
+    """Open Optuna's journal, without a last line that a power cut left half: nobody acted on it."""
     with _alone(path), open(path, "ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -271,11 +262,7 @@ def _journal(path: Path) -> JournalStorage:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a process works under the lock at ``path``, on this host or another.
-
-    Where hosts share a folder without locks, one that has given no sign of life for `GRACE` seconds
-    is given up.
-    """
+    """Say whether a process holds a lock; without locks: gave a sign of life within `GRACE` s."""
     with contextlib.suppress(FileNotFoundError):
         try:
             return Lock(path).is_held()

@@ -154,11 +154,7 @@ class Workers:
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:
-    """Return the value that a run is ranked by; None where there is no such number.
-
-    It is the last one, finite or not, or of a validation with ``--test-model best`` that of the
-    model which is tested.
-    """
+    """Return what a run is ranked by, its last value or that of the model it tests; None: none."""
     values = history(read_rows(run_dir / "metrics.jsonl"), metric)
     if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
         config = directory.read_config(run_dir)

@@ -30,7 +30,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
         code = _within_limits(main, arguments)
-    except _bad_input() as error:
+    except UserError as error:
         if not speaks:
             # The launcher ends all once one has failed. A process that left at once might take
             # rank zero with it before it has said why.
@@ -80,12 +80,6 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
             f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
             f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"
         ) from error
-
-
-def _bad_input() -> tuple[type[Exception], ...]:
-    """Return what a user can mend; of ``datasets`` only once it is loaded: that imports torch."""
-    loaded = sys.modules.get("datasets.errors")
-    return (UserError,) if loaded is None else (UserError, loaded.DataError)
 
 
 def _say(error: Exception) -> None:

@@ -165,8 +165,10 @@ def _divided(
         }
     if few := {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}:
         counts = ", ".join(f"{split} {len(classes)}" for split, classes in found.items())
+        of_training = max(few.values()) == ways.get("train") != ways.get("test")
+        flag = "--train-ways" if of_training else "--ways"
         raise DataError(
-            f"--ways {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "
+            f"{flag} {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "
             f"has {counts}: add classes, or give a smaller --ways (in training: --train-ways) or, "
             "where the program divides them, other --split-fractions"
         )

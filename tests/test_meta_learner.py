@@ -511,6 +511,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense()).adapt(*made()[0][:2])(made()[0][2], "suport"),
          "batch_statistics 'suport': query or support"),
         (lambda: maml.MAML(dense())(made()).backward(create_graph=True), "create_graph: the loss"),
+        (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
@@ -520,10 +521,40 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
     assert "--" not in str(found.value)
 
 
-def test_tasks_may_have_their_parts_by_name() -> None:
+class TimesOne(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_accuracy_is_of_classes_where_they_are() -> None:
+    y = torch.arange(60).reshape(3, 5, 4) % 4
+    last = 5.0 * F.one_hot(y, 4)
+    ignored = y.clone()
+    ignored[..., 2:] = -100
+    half = torch.where(torch.arange(4) < 2, y, 3 - y)
+    cases: list[tuple[Any, Tensor, Tensor, dict[str, float]]] = [
+        (None, last.transpose(-1, -2), y, {"accuracy": 1.0}),
+        (of_words, last, y, {"accuracy": 1.0}),
+        (of_words, last, ignored, {"accuracy": 1.0}),
+        (of_words, last, half, {"accuracy": 0.5}),
+        (lambda outputs, y: (outputs[:, 0] - y).square().mean(), y[..., :1] * 1.0, y[..., 0], {}),
+    ]
+    for loss, x, labels, expected in cases:
+        learner = maml.MAML(TimesOne(), inner_lr=1e-3, loss=loss)
+        learner((x, labels, x, labels))
+        assert {name: float(found.mean()) for name, found in learner.metrics.items()} == expected
+
+
+def test_tasks_may_be_of_several_forms() -> None:
     """In any order: read by position, support and query would be exchanged without a word."""
     other = namedtuple("other", reversed(Task._fields))  # type: ignore[misc]
     named = [dict(zip(Task._fields, task, strict=True)) for task in made()]
     learner = maml.MAML(dense())
-    for tasks in (named, [other(**task) for task in named]):
+    of_numpy = [[part.numpy() for part in task] for task in made()]
+    short = [(a, b.int(), c, d.int()) for a, b, c, d in made()]
+    for tasks in (named, [other(**task) for task in named], of_numpy, short):
         assert learner(tasks) == learner(made())

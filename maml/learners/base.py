@@ -356,8 +356,7 @@ class Learner(nn.Module, ABC):
                 f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
                 f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
             )
-        # Of targets that an example has several of, as words have, all count alike.
-        return {n: v.flatten(1).mean(1) if v.dim() > 1 else v for n, v in found.items()}
+        return found
 
     def prepare(self, device: torch.device) -> None:
         """Hold the buffers there, and compile kernels that serve, or `UserError`."""

@@ -37,6 +37,21 @@ def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {"accuracy": right.to(logits.dtype).mean(-1)}
 
 
+def accuracy_of_parts(
+    logits: Tensor, labels: Tensor, *, parts: int, classes_first: bool
+) -> dict[str, Tensor]:
+    """Fraction right of the labels that are not negative: those are there to be ignored.
+
+    Labels ``[…, E, …]`` have ``parts`` dimensions after E, as the words of a sentence are; logits
+    have one more: N at the end, or with ``classes_first`` behind E, as torch's cross-entropy.
+    """
+    if classes_first:
+        logits = logits.movedim(-1 - parts, -1)
+    logits, labels = logits.flatten(-2 - parts, -2), labels.flatten(-1 - parts)
+    right, counted = logits.argmax(-1) == labels, labels >= 0
+    return {"accuracy": (right & counted).sum(-1).to(logits.dtype) / counted.sum(-1)}
+
+
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Accuracy, which is also precision@1, and the fraction whose label is among the five first."""
     accuracy = _accuracy(logits, labels)["accuracy"]

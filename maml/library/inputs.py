@@ -172,7 +172,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     refused unless there may be others than ``leaves``.
     """
     try:
-        items = list(_by_name(given))
+        items = [_tensor(item) for item in _by_name(given)]
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
@@ -200,13 +200,23 @@ def _by_name(given: Any) -> Any:
 
 def _task(item: Any, what: str) -> Task:
     try:
-        parts = list(_by_name(item))
+        parts = [_tensor(part) for part in _by_name(item)]
     except TypeError:
         parts = [item]
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")
-    return Task(*parts)
+    sx, sy, qx, qy = parts
+    return Task(sx, _labels(sy), qx, _labels(qy))
+
+
+def _tensor(given: Any) -> Any:
+    return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+
+
+def _labels(y: Tensor) -> Tensor:
+    # Losses of torch want one kind of integers.
+    return y.long() if y.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else y
 
 
 def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:

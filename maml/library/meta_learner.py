@@ -18,7 +18,7 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import REGRESSION
+from maml.learners.objectives import REGRESSION, accuracy_of_parts
 from maml.library import distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
@@ -231,22 +231,47 @@ class MetaLearner(nn.Module):
         for i, task in enumerate(tasks if classes else ()):
             for part in ("support_y", "query_y"):
                 check_labels(f"task {i}: {part}", getattr(task, part), classes, self.learner.loss)
-        if self._loss is None or classes:
+        parts = y.dim() - 1
+        if self._loss is None or (classes and not parts):
             return self.learner  # of the program: it knows its data
         learner = copy.copy(self.learner)
-        learner.objective, learner.metric_names = REGRESSION._replace(loss=self._loss), ()
+        if classes:
+            of_parts = functools.partial(
+                accuracy_of_parts, parts=parts, classes_first=self._of_classes
+            )
+            learner.objective = learner.objective._replace(metrics=of_parts)
+        else:
+            learner.objective, learner.metric_names = REGRESSION._replace(loss=self._loss), ()
         return learner
 
     def _classes(self, x: Tensor, y: Tensor) -> int:
-        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes."""
+        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes.
+
+        They are the last dimension; of the loss that is the default, the second.
+        """
         if y.dim() not in self._told_apart:
             learner = self.learner
             with torch.no_grad(), kept(), switched(learner.network, training=False):
                 params = unadapted(learner, learner.meta_parameters()).params
                 outputs, _ = learner.call_network(params, x)
-            alike = isinstance(outputs, Tensor) and outputs.shape[:-1] == y.shape
-            self._told_apart[y.dim()] = outputs.shape[-1] if alike else 0
+            self._told_apart[y.dim()] = self._classes_of(outputs, y)
         return self._told_apart[y.dim()]
+
+    def _classes_of(self, outputs: Any, y: Tensor) -> int:
+        if not isinstance(outputs, Tensor):
+            if self._of_classes:
+                what = type(outputs).__name__
+                raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
+            return 0
+        shape = list(outputs.shape)
+        classes = shape.pop(1 if self._of_classes else -1) if len(shape) > 1 else 0
+        if self._of_classes and shape != list(y.shape):
+            raise UserError(
+                f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the "
+                "loss that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
+            )
+        # One number tells no classes apart: it may be a logit, or a count.
+        return classes if shape == list(y.shape) and (classes > 1 or self._of_classes) else 0
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
         """Return how tasks are computed, found out at the first call of a mode."""

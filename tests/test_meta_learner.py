@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import threading
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import maml
@@ -154,6 +156,57 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+
+
+class Normed(nn.Module):
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        return v * (g / v.norm(dim=1, keepdim=True))
+
+
+def test_weight_norm_has_its_second_derivative() -> None:
+    """Torch's own is wrong, in a plain loop as well."""
+    network: Any = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(16, 3))).double()
+    written_out = copy.deepcopy(network)
+    written_out[1].parametrizations.weight[0] = Normed()
+    expected, gradients = by_loop(written_out, made(), 3, 0.5)
+    loss = maml.MAML(network, inner_lr=0.5, inner_steps=3)(made())
+    loss.backward()
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_threads_share_a_learner() -> None:
+    """What one has put into the network for a task is nobody else's meta-parameter."""
+    learner = maml.MAML(dense(), inner_lr=0.1, inner_steps=2, batching="tasks")
+    expected, seen, done = learner(made()), set(), threading.Event()
+
+    def adapts() -> None:
+        while not done.is_set():
+            with torch.no_grad():
+                seen.add(float(learner.adapt(*made()[0][:2])(made()[0][2]).sum()))
+
+    thread = threading.Thread(target=adapts)
+    thread.start()
+    try:
+        for _ in range(30):
+            learner.zero_grad()
+            loss = learner(made())
+            loss.backward()
+            assert loss == expected
+            assert all(parameter.grad is not None for parameter in learner.parameters())
+    finally:
+        done.set()
+        thread.join()
+    assert len(seen) == 1
+
+
+def test_a_checkpoint_may_be_loaded_after_wrapping() -> None:
+    network = dense(nn.BatchNorm1d(8)).eval()
+    learner, other = maml.MAML(network), dense(nn.BatchNorm1d(8)).eval()
+    other[2].running_mean.fill_(3.0)
+    network.load_state_dict(other.state_dict())
+    assert learner(made()) == maml.MAML(other)(made())
 
 
 @pytest.mark.parametrize(("kind", "flags"), LEARNERS)

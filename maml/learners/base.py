@@ -24,7 +24,7 @@ from maml.metagradient.by_task import Batching, Way, each_task
 from maml.metagradient.problem import Problem, called
 from maml.metagradient.reading import checked_way
 from maml.networks import mixing
-from maml.networks.calls import apply
+from maml.networks.calls import alone_with, apply
 from maml.networks.conv4 import allow_kernels, obstacle
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss
@@ -234,13 +234,15 @@ class Learner(nn.Module, ABC):
 
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
-        # Not `named_parameters`: in a by-reference clone they are plain tensors.
-        return {
-            f"{prefix}.{name}" if prefix else name: tensor
-            for prefix, module in self.named_modules()
-            for name, tensor in module._parameters.items()
-            if tensor is not None
-        }
+        # Not `named_parameters`: in a by-reference clone they are plain tensors. While another
+        # thread calls the network, a task's tensors are in their place.
+        with alone_with(self.network):
+            return {
+                f"{prefix}.{name}" if prefix else name: tensor
+                for prefix, module in self.named_modules()
+                for name, tensor in module._parameters.items()
+                if tensor is not None
+            }
 
     def outer_gradient(
         self, meta_params: Params, tasks: Task, phase: int = 0, *, checked: bool = False

@@ -20,6 +20,7 @@ from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
+from maml.networks.calls import alone_with
 from maml.params import Params
 from maml.seeds import kept
 
@@ -107,10 +108,11 @@ def each(
             return function(own, item[0])
 
     if not learner.draws:
-        yield from spread(learner, one, placed)
+        with alone_with(learner.network):  # which is copied
+            yield from spread(learner, one, placed)
         return
     # A checkpointed block draws once more on the way back.
-    with _ALONE, kept():
+    with _ALONE, kept(), alone_with(learner.network):
         yield from spread(learner, one, placed, alone=True)
 
 

@@ -93,8 +93,8 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
-    """Return a copy of a module by the protocol of `maml.networks`; its parameters are the same."""
-    shared: dict[int, Any] = {id(p): p for p in module.parameters()}
+    """Return a copy of a module by the protocol of `maml.networks`; its tensors are the same."""
+    shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     try:
         network = copy.deepcopy(module, shared)
     except RuntimeError as error:

@@ -254,6 +254,27 @@ def ways_of(i: int, task: Task) -> int:
     return len(known)
 
 
+def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
+    """Return how many classes outputs tell apart for labels ``y [E, …]``; 0: none.
+
+    They are the last dimension; with the ``default`` loss, which refuses others, the second.
+    """
+    if not isinstance(outputs, Tensor):
+        if default:
+            what = type(outputs).__name__
+            raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
+        return 0
+    shape = list(outputs.shape)
+    classes = shape.pop(1 if default else -1) if len(shape) > 1 else 0
+    if default and shape != list(y.shape):
+        raise UserError(
+            f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the loss "
+            "that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
+        )
+    # One number tells no classes apart: it may be a logit, or a count.
+    return classes if shape == list(y.shape) and (classes > 1 or default) else 0
+
+
 def check_labels(
     what: str, y: Tensor, classes: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> None:

@@ -24,11 +24,12 @@ from maml.library.alone import alone
 from maml.library.around import Loss, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.inputs import GivenTasks, as_tasks, check_labels, ways_of, whole
+from maml.library.inputs import GivenTasks, as_tasks, check_labels, classes_of, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
+from maml.networks.calls import alone_with
 from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
 from maml.seeds import kept
@@ -245,33 +246,14 @@ class MetaLearner(nn.Module):
         return learner
 
     def _classes(self, x: Tensor, y: Tensor) -> int:
-        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes.
-
-        They are the last dimension; of the loss that is the default, the second.
-        """
+        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes."""
         if y.dim() not in self._told_apart:
             learner = self.learner
             with torch.no_grad(), kept(), switched(learner.network, training=False):
                 params = unadapted(learner, learner.meta_parameters()).params
                 outputs, _ = learner.call_network(params, x)
-            self._told_apart[y.dim()] = self._classes_of(outputs, y)
+            self._told_apart[y.dim()] = classes_of(outputs, y, self._of_classes)
         return self._told_apart[y.dim()]
-
-    def _classes_of(self, outputs: Any, y: Tensor) -> int:
-        if not isinstance(outputs, Tensor):
-            if self._of_classes:
-                what = type(outputs).__name__
-                raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
-            return 0
-        shape = list(outputs.shape)
-        classes = shape.pop(1 if self._of_classes else -1) if len(shape) > 1 else 0
-        if self._of_classes and shape != list(y.shape):
-            raise UserError(
-                f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the "
-                "loss that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
-            )
-        # One number tells no classes apart: it may be a logit, or a count.
-        return classes if shape == list(y.shape) and (classes > 1 or self._of_classes) else 0
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
         """Return how tasks are computed, found out at the first call of a mode."""
@@ -350,6 +332,18 @@ class MetaLearner(nn.Module):
         finally:
             self.train(training)
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    # While a thread calls the network, a task's tensors are in it: what others ask for waits.
+
+    def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """As torch's."""
+        with alone_with(self.learner.network):
+            return iter([*super().named_parameters(*given, **named)])
+
+    def state_dict(self, *given: Any, **named: Any) -> Any:
+        """As torch's."""
+        with alone_with(self.learner.network):
+            return super().state_dict(*given, **named)
 
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation; batch norms stay as they were made."""

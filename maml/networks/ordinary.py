@@ -9,8 +9,10 @@ import contextlib
 import inspect
 from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrizations
 
 from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
@@ -144,6 +146,13 @@ class ExplicitNorm(nn.Module):
         return found
 
 
+class _WeightNorm(parametrizations._WeightNorm):
+    """Weight normalisation whose second derivative is right: torch's own is not (torch 2.15)."""
+
+    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+        return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
+
+
 @contextlib.contextmanager
 def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
     """Switch a network between training and test, as dropout reads it.
@@ -171,6 +180,8 @@ def _replaced(
         return made[module]
     if isinstance(module, Taped):
         module.tape = tape
+    if isinstance(module, parametrizations._WeightNorm):
+        return _WeightNorm(module.dim)
     for name, child in module._modules.items():
         if child is not None:
             module._modules[name] = _replaced(child, tape, made)

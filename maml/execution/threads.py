@@ -12,6 +12,7 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -28,20 +29,26 @@ AHEAD = 2
 
 
 def spread(
-    owner: M, function: Callable[[M, Item], T], items: Sequence[Item], *, alone: bool = False
+    owner: M,
+    function: Callable[[M, Item], T],
+    items: Sequence[Item],
+    *,
+    alone: bool = False,
+    copying: AbstractContextManager[object] | None = None,
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
     A thread that is not alone calls the function with a copy of ``owner``, of which alone it may
     change something. ``alone``: one thread with one core computes all, as draws depend on who drew
-    before.
+    before. ``copying`` is held while the owner is copied, and no longer: the function may want it.
     """
     # Autocast is of one thread alone.
     several = not alone and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     # Fused attention has no second derivative. The setting is one for all threads.
     with sdpa_kernel(SDPBackend.MATH):
-        copies = _copies(owner, n_threads) if n_threads > 1 else []
+        with copying or contextlib.nullcontext():
+            copies = _copies(owner, n_threads) if n_threads > 1 else []
         if not copies:
             with _one_core_each() if alone else contextlib.nullcontext():
                 yield from (function(owner, item) for item in items)

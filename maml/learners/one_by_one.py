@@ -108,11 +108,10 @@ def each(
             return function(own, item[0])
 
     if not learner.draws:
-        with alone_with(learner.network):  # which is copied
-            yield from spread(learner, one, placed)
+        yield from spread(learner, one, placed, copying=alone_with(learner.network))
         return
     # A checkpointed block draws once more on the way back.
-    with _ALONE, kept(), alone_with(learner.network):
+    with _ALONE, kept():
         yield from spread(learner, one, placed, alone=True)
 
 

@@ -1,4 +1,4 @@
-"""Tasks shared out to threads, each of which computes whole tasks with one core.
+"""Tasks shared out to threads, each of which computes whole tasks with its share of the cores.
 
 A network is called with parameters that are put into it, so a thread calls a copy of its own; the
 tensors of all copies are the same memory. Results come in the order of the tasks, whichever thread
@@ -50,7 +50,7 @@ def spread(
         with copying or contextlib.nullcontext():
             copies = _copies(owner, n_threads) if n_threads > 1 else []
         if not copies:
-            with _one_core_each() if alone else contextlib.nullcontext():
+            with _cores_each(1) if alone else contextlib.nullcontext():
                 yield from (function(owner, item) for item in items)
             return
         free: queue.SimpleQueue[M] = queue.SimpleQueue()
@@ -65,10 +65,11 @@ def spread(
                 free.put(own)
 
         waiting: deque[Future[T]] = deque()
-        with _one_core_each():
+        cores = torch.get_num_threads() // n_threads
+        with _cores_each(cores):
             try:
                 for item in items:
-                    waiting.append(_pool(n_threads).submit(one, item))
+                    waiting.append(_pool(n_threads, cores).submit(one, item))
                     if len(waiting) > AHEAD * n_threads:
                         yield waiting.popleft().result()
                 while waiting:
@@ -92,10 +93,10 @@ def _copies(owner: M, count: int) -> list[M]:
 
 
 @contextlib.contextmanager
-def _one_core_each() -> Iterator[None]:
-    """Let every operation inside take one core: torch's libraries know one number for all."""
+def _cores_each(cores: int) -> Iterator[None]:
+    """Let every operation inside take so many: torch's libraries know one number for all."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(cores)
     try:
         yield
     finally:
@@ -103,7 +104,7 @@ def _one_core_each() -> Iterator[None]:
 
 
 @functools.cache
-def _pool(n_threads: int) -> ThreadPoolExecutor:
+def _pool(n_threads: int, cores: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
-        n_threads, "tasks of a batch", initializer=torch.set_num_threads, initargs=(1,)
+        n_threads, "tasks of a batch", initializer=torch.set_num_threads, initargs=(cores,)
     )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from maml.kernels import library
-from maml.kernels.threads import by_threads, lent, n_threads
+from maml.kernels.threads import by_threads, lent, n_threads, team_size
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 """Types of numbers, and what the names of their functions end in."""
@@ -232,6 +232,7 @@ class ConvNet:
         """
         dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.dtype in DTYPES)
         function = _function(name, dtype)
+        team = min(team_size(n_tasks), self.shape.filters // (library.lanes(dtype.itemsize) or 1))
 
         def compute(thread: int, first: int, last: int) -> tuple[int, int]:
             given: list[Any] = []
@@ -245,7 +246,7 @@ class ConvNet:
                     given += self._table(each, first)
                 else:
                     given.append(each.data_ptr() + first * each.stride(0) * each.element_size())
-            return first, function(self._plan, last - first, n, *given)
+            return first, function(self._plan, last - first, n, team, *given)
 
         return by_threads(compute, n_tasks)
 

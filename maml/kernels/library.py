@@ -12,6 +12,7 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
     ),
 }  # fmt: skip
 """Result and arguments of each function of ``convnet.cpp``."""
-# A plan, the numbers of tasks and of examples; then addresses.
+# A plan, the numbers of tasks, of examples and of threads; then addresses.
 _OF_PASSES: dict[str, list[type]] = {
     "features": [_ADDRESS] * 6,
     "outputs": [_ADDRESS] * 6,
@@ -54,7 +55,10 @@ _SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
     "kept_size": (_INDEX, [_ADDRESS, _NUMBER, _NUMBER]),
     "kept_loss_size": (_INDEX, [_ADDRESS, _NUMBER]),
     "injected_size": (_INDEX, [_ADDRESS, _NUMBER]),
-    **{name: (_INDEX, [_ADDRESS, _NUMBER, _NUMBER, *rest]) for name, rest in _OF_PASSES.items()},
+    **{
+        name: (_INDEX, [_ADDRESS, _NUMBER, _NUMBER, _NUMBER, *rest])
+        for name, rest in _OF_PASSES.items()
+    },
 }
 """The same of those that exist for each of `SUFFIXES`."""
 
@@ -131,13 +135,17 @@ def _flags() -> list[str]:
 def _compile(compiler: str, path: Path) -> None:
     """Compile to ``path``, with a digest at its end."""
     with whole.written(path) as building:
-        subprocess.run(
-            [compiler, *_flags(), str(SOURCE), "-o", str(building)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_S,
-        )
+        # Where the compiler is without OpenMP, one thread computes a task.
+        for openmp in ("-fopenmp", "-Wno-unknown-pragmas"):
+            found = subprocess.run(
+                [compiler, *_flags(), openmp, str(SOURCE), "-o", str(building)],
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_S,
+            )
+            if found.returncode == 0 or not re.search(r"fopenmp|gomp|lomp|\bomp\b", found.stderr):
+                break
+        found.check_returncode()
         building.write_bytes(whole.seal(building.read_bytes()))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.kernels import library, threads
+from maml.kernels.convnet import convnet
 from maml.learners.objectives import CLASSIFICATION
 from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.native import ALL, NativeDerivatives
@@ -56,7 +57,7 @@ def plain(network: Conv4) -> FunctionDerivatives:
 CASES = {
     "omniglot": ((1, 28, 28), 20, 20, 64, "mean"),
     "odd image": ((2, 19, 23), 3, 4, 8, "mean"),
-    "odd flat": ((2, 35, 23), 3, 4, 8, "flat"),
+    "odd flat": ((2, 35, 23), 3, 4, 24, "flat"),
     "miniimagenet": ((3, 84, 84), 5, 6, 32, "pooled"),
     "odd pooling": ((3, 37, 21), 4, 7, 16, "pooled"),
 }
@@ -187,6 +188,39 @@ def test_threads_change_nothing() -> None:
         torch.testing.assert_close(
             gradient, together.gradients[name], rtol=1e-12, atol=1e-13, msg=name
         )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_of_one_task_change_no_bit(case: str) -> None:
+    """Also of three, among which its channels are shared out unevenly."""
+    network, weights, vector, x, y = random_case(*CASES[case], n=1)
+    loss = NativeDerivatives(network)
+    tasks, whole = Task(x, y, x, y), loss._passes
+    passes = convnet(whole.shape._replace(ways=0))
+    *at, _, _ = whole.parts(entered(loss, weights)[ALL])
+    *v, _, _ = whole.parts(entered(loss, vector)[ALL])
+
+    def results(n_threads: int) -> list[Tensor]:
+        torch.set_num_threads(n_threads)
+        found = loss.gradient("query", entered(loss, weights), tasks, 0, again=True)
+        product = loss.hessian_vector(found.point, entered(loss, vector), total=True)
+        features, used, kept = passes.features(at, x)
+        gradients, back = passes.pull_back(at, kept, features, total=False, again=True)
+        assert back is not None
+        by_cotangent, beside, _ = passes.along(at, kept, back, v, x.shape[1], total=False)
+        again, _ = passes.pull_back(at, kept, by_cotangent, beside, total=False)
+        outputs = [*passes.outputs(at, x, None), passes.outputs(at, x, used)[0]]
+        summed = [found.losses, found.outputs, *found.gradients.values(), *product.values()]
+        return [*summed, features, used, *gradients, by_cotangent, *again, *outputs]
+
+    before = torch.get_num_threads()
+    try:
+        alone = results(1)
+        for n_threads in (2, 3, 8):
+            for found, wanted in zip(results(n_threads), alone, strict=True):
+                assert torch.equal(found, wanted)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_divergence_stays_visible() -> None:

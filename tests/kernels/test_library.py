@@ -47,6 +47,7 @@ class Cache:
         self.ready.write_bytes(built)
         self.compiler.write_text(
             f"#!/bin/sh\n[ $1 != --version ] || exec echo 1.0\necho compiled >> {self.log}\n"
+            'case "$WITHOUT_OPENMP $*" in 1*-fopenmp*) echo "no -fopenmp here" >&2; exit 1;; esac\n'
             f'for output; do :; done\nsleep ${{SLOW:-0}}\nexec cp {self.ready} "$output"\n'
         )
         self.compiler.chmod(0o755)
@@ -129,6 +130,11 @@ def test_a_full_disk_leaves_nothing(cache: Cache) -> None:
     done = cache.compute(full)
     assert done.stdout.startswith("torch: ")
     assert cache.compiled() == 1 and cache.files() == []
+
+
+def test_a_compiler_without_openmp_does(cache: Cache) -> None:
+    done = cache.compute(WITHOUT_OPENMP="1")
+    assert done.stdout == f"{computed()}\n" and cache.compiled() == 2
 
 
 def test_processes_that_start_together_compile_once(cache: Cache) -> None:

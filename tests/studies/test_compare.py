@@ -82,6 +82,16 @@ def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
         arms.read(str(run_dir), None)
 
 
+def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
+    """There most tasks score the same, and intervals over tasks are too narrow."""
+    sides = [
+        str(made(tmp_path / name, edge, tasks))
+        for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
+    ]
+    assert compare.main(sides) == 0
+    assert f"Fewer than 200 tasks near 100 %: {sides[0]}. The ±" in capsys.readouterr().out
+
+
 def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:
     made(tmp_path / "a", transductive=True)
     made(tmp_path / "b", transductive=False)

@@ -3,11 +3,11 @@
 //
 // The network is L x [convolution -> batch norm -> (leaky) ReLU -> 2x2 max-pool or none] -> spatial mean or flatten, and
 // where there is a head -> linear -> mean cross-entropy.  One call handles B tasks, each with n images of its own and,
-// unless their stride is 0, with parameters of its own.  Channels are the vector axis everywhere, hence
-// C_out % lanes == 0.
+// unless their stride is 0, with parameters of its own.  A team of threads computes a task together (team.h).  Channels
+// are the vector axis everywhere, hence C_out % lanes == 0.
 //
-// From the ground up: vectors.h, products.h, geometry.h, then convolution.h, norm.h (norm_tangent.h), features.h and
-// head.h, then memory.h, then the passes gradient.h, tangent.h, loss.h and outputs.h.  This is the only file that is
+// From the ground up: team.h, vectors.h, products.h, geometry.h, then convolution.h, norm.h (norm_tangent.h), features.h
+// and head.h, then memory.h, then the passes gradient.h, tangent.h, loss.h and outputs.h.  This is the only file that is
 // compiled: the headers' functions are in an unnamed namespace, so that the compiler may inline what is called once.
 // docs/kernels.md has the mathematics, the layouts, and how to check a change.
 
@@ -18,8 +18,9 @@ namespace {
 
 constexpr int64_t kDone = 0, kNoMemory = -1;
 
-// Calls f; returns whether there was memory enough.
-template <class F> int64_t attempt(F f) {
+// Calls f, whose teams are of so many threads; returns whether there was memory enough.
+template <class F> int64_t attempt(int team, F f) {
+  team_size = team;
   try {
     f();
     return kDone;
@@ -72,61 +73,62 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps, 
 // each one's first element in the first task, by slot, and by slot the elements from a task's to the next one's.  They
 // return kDone, or kNoMemory where working memory could not be had, or (`gradient`, before it computes anything)
 // `wrong_label`.
-#define FOR_TYPE(T, suffix)                                                                                           \
-  int64_t kept_size_##suffix(const void* plan, int n, int back) {                                                     \
-    return Kept<T>::size(*static_cast<const Plan*>(plan), n, back != 0);                                              \
-  }                                                                                                                   \
-  int64_t kept_loss_size_##suffix(const void* plan, int n) {                                                          \
-    return KeptLoss<T>::size(*static_cast<const Plan*>(plan), n);                                                     \
-  }                                                                                                                   \
-  int64_t injected_size_##suffix(const void* plan, int n) {                                                           \
-    return Injected<T>::size(*static_cast<const Plan*>(plan), n);                                                     \
-  }                                                                                                                   \
-  int64_t features_##suffix(const void* plan, int tasks, int n, const T* images, const T* const* params,              \
-                            const int64_t* params_strides, T* out, T* used, T* kept) {                                \
-    return attempt([&] {                                                                                              \
-      features<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, params_strides}, out, used, kept);      \
-    });                                                                                                               \
-  }                                                                                                                   \
-  int64_t pull_back_##suffix(const void* plan, int tasks, int n, const T* const* params,                              \
-                             const int64_t* params_strides, T* kept, const T* gfeatures, T* injected,                 \
-                             int64_t injected_stride, T* const* grads, const int64_t* grads_strides, T* kept_back) {  \
-    return attempt([&] {                                                                                              \
-      pull_back<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, gfeatures,              \
-                   {injected, injected_stride}, {grads, grads_strides}, kept_back);                                   \
-    });                                                                                                               \
-  }                                                                                                                   \
-  int64_t along_##suffix(const void* plan, int tasks, int n, const T* const* params, const int64_t* params_strides,   \
-                         T* kept, T* kept_back, const T* const* v, const int64_t* v_strides, T* of_gfeatures,         \
-                         T* injected, int64_t injected_stride, T* const* direct, const int64_t* direct_strides) {     \
-    return attempt([&] {                                                                                              \
-      along<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, kept_back, {v, v_strides},  \
-               of_gfeatures, {injected, injected_stride}, {direct, direct_strides});                                  \
-    });                                                                                                               \
-  }                                                                                                                   \
-  int64_t gradient_##suffix(const void* plan, int tasks, int n, const T* images, const int64_t* labels,               \
-                            const T* const* params, const int64_t* params_strides, T* losses, T* logits,              \
-                            T* const* grads, const int64_t* grads_strides, T* kept) {                                 \
-    const Plan& network = *static_cast<const Plan*>(plan);                                                            \
-    if (const int64_t wrong = wrong_label(labels, int64_t(tasks) * n, network.ways)) return wrong;                    \
-    return attempt([&] {                                                                                              \
-      gradient<T>(network, tasks, n, images, labels, {params, params_strides}, losses, logits,                        \
-                  {grads, grads_strides}, kept);                                                                      \
-    });                                                                                                               \
-  }                                                                                                                   \
-  int64_t hessian_vector_##suffix(const void* plan, int tasks, int n, const T* const* params,                         \
-                                  const int64_t* params_strides, T* kept, const T* const* v, const int64_t* v_strides,\
-                                  T* const* products, const int64_t* products_strides) {                              \
-    return attempt([&] {                                                                                              \
-      hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, {v, v_strides},    \
-                        {products, products_strides});                                                                \
-    });                                                                                                               \
-  }                                                                                                                   \
-  int64_t outputs_##suffix(const void* plan, int tasks, int n, const T* images, const T* const* params,               \
-                           const int64_t* params_strides, const T* given, T* out, T* used) {                          \
-    return attempt([&] {                                                                                              \
-      outputs<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, params_strides}, given, out, used);      \
-    });                                                                                                               \
+#define FOR_TYPE(T, suffix)                                                                                            \
+  int64_t kept_size_##suffix(const void* plan, int n, int back) {                                                      \
+    return Kept<T>::size(*static_cast<const Plan*>(plan), n, back != 0);                                               \
+  }                                                                                                                    \
+  int64_t kept_loss_size_##suffix(const void* plan, int n) {                                                           \
+    return KeptLoss<T>::size(*static_cast<const Plan*>(plan), n);                                                      \
+  }                                                                                                                    \
+  int64_t injected_size_##suffix(const void* plan, int n) {                                                            \
+    return Injected<T>::size(*static_cast<const Plan*>(plan), n);                                                      \
+  }                                                                                                                    \
+  int64_t features_##suffix(const void* plan, int tasks, int n, int team, const T* images, const T* const* params,     \
+                            const int64_t* params_strides, T* out, T* used, T* kept) {                                 \
+    return attempt(team, [&] {                                                                                         \
+      features<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, params_strides}, out, used, kept);       \
+    });                                                                                                                \
+  }                                                                                                                    \
+  int64_t pull_back_##suffix(const void* plan, int tasks, int n, int team, const T* const* params,                     \
+                             const int64_t* params_strides, T* kept, const T* gfeatures, T* injected,                  \
+                             int64_t injected_stride, T* const* grads, const int64_t* grads_strides, T* kept_back) {   \
+    return attempt(team, [&] {                                                                                         \
+      pull_back<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, gfeatures,               \
+                   {injected, injected_stride}, {grads, grads_strides}, kept_back);                                    \
+    });                                                                                                                \
+  }                                                                                                                    \
+  int64_t along_##suffix(const void* plan, int tasks, int n, int team, const T* const* params,                         \
+                         const int64_t* params_strides, T* kept, T* kept_back, const T* const* v,                      \
+                         const int64_t* v_strides, T* of_gfeatures, T* injected, int64_t injected_stride,              \
+                         T* const* direct, const int64_t* direct_strides) {                                            \
+    return attempt(team, [&] {                                                                                         \
+      along<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, kept_back, {v, v_strides},   \
+               of_gfeatures, {injected, injected_stride}, {direct, direct_strides});                                   \
+    });                                                                                                                \
+  }                                                                                                                    \
+  int64_t gradient_##suffix(const void* plan, int tasks, int n, int team, const T* images, const int64_t* labels,      \
+                            const T* const* params, const int64_t* params_strides, T* losses, T* logits,               \
+                            T* const* grads, const int64_t* grads_strides, T* kept) {                                  \
+    const Plan& network = *static_cast<const Plan*>(plan);                                                             \
+    if (const int64_t wrong = wrong_label(labels, int64_t(tasks) * n, network.ways)) return wrong;                     \
+    return attempt(team, [&] {                                                                                         \
+      gradient<T>(network, tasks, n, images, labels, {params, params_strides}, losses, logits,                         \
+                  {grads, grads_strides}, kept);                                                                       \
+    });                                                                                                                \
+  }                                                                                                                    \
+  int64_t hessian_vector_##suffix(const void* plan, int tasks, int n, int team, const T* const* params,                \
+                                  const int64_t* params_strides, T* kept, const T* const* v, const int64_t* v_strides, \
+                                  T* const* products, const int64_t* products_strides) {                               \
+    return attempt(team, [&] {                                                                                         \
+      hessian_vector<T>(*static_cast<const Plan*>(plan), tasks, n, {params, params_strides}, kept, {v, v_strides},     \
+                        {products, products_strides});                                                                 \
+    });                                                                                                                \
+  }                                                                                                                    \
+  int64_t outputs_##suffix(const void* plan, int tasks, int n, int team, const T* images, const T* const* params,      \
+                           const int64_t* params_strides, const T* given, T* out, T* used) {                           \
+    return attempt(team, [&] {                                                                                         \
+      outputs<T>(*static_cast<const Plan*>(plan), tasks, n, images, {params, params_strides}, given, out, used);       \
+    });                                                                                                                \
   }
 
 FOR_TYPE(float, f32)

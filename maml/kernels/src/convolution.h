@@ -16,7 +16,7 @@ template <class T> struct Factors { const T *x, *w; };
 // z = the sum of convolutions; calls after(band) when a band of z is whole.
 template <class T, class F>
 void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z, F after) {
-  if (!l.banded) std::memset(z, 0, sizeof(T) * l.z_size(n));
+  if (!l.banded) start_sums(z, int64_t(n) * l.P(), l.cout);
   l.each_band(n, [&](const Band& band) {
     bool fresh = l.banded;
     for (const Factors<T>& f : sum) {
@@ -38,10 +38,8 @@ void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z
 
 // gx = the input's gradient of z, w being turned by `transpose`; plus `other`, if it is not null.  Without borders.
 template <class T> void convolve_input(const Layer& l, int n, Factors<T> f, T* gx, const T* other = nullptr) {
-  const size_t bytes = sizeof(T) * n * l.h * l.w * l.cin;
-  if (other) std::memcpy(gx, other, bytes);
+  if (other || !l.banded) start_sums(gx, int64_t(n) * l.h * l.w, l.cin, other);
   if (!l.banded) {
-    if (!other) std::memset(gx, 0, bytes);
     l.each_tap(n, [&](int t, const Pair* pairs, int count, int64_t in, int64_t out) {
       rows_product<T>({f.x + out * l.cout, l.cout, &Pair::out}, {gx + in * l.cin, l.cin, &Pair::in}, pairs, count,
                       f.w + int64_t(t) * l.cin * l.cout, l.cin, l.cout);
@@ -72,6 +70,7 @@ template <class T> void convolve_weight(const Layer& l, int n, const Band& band,
 }
 
 // wt[tap, col, row] = w[tap, row, col], in square blocks of vectors where they fit; banded: taps in reverse order.
+// A thread's share is of the rows: of the result's channels.
 template <class T> void transpose(const Layer& l, const T* w, T* wt) {
   const int rows = l.cin, cols = l.cout, size = rows * cols;
   const int step = l.banded ? -size : size;
@@ -79,13 +78,14 @@ template <class T> void transpose(const Layer& l, const T* w, T* wt) {
   using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
   constexpr int lanes = Simd<T>::kLanes;
   const bool whole = rows % lanes == 0 && cols % lanes == 0;
+  const Range own = own_channels<T>(rows);
   for (int t = 0; t < l.taps; ++t, w += size, wt += step) {
     if (!whole) {
-      for (int r = 0; r < rows; ++r)
+      for (int r = own.first; r < own.last; ++r)
         for (int c = 0; c < cols; ++c) wt[c * rows + r] = w[r * cols + c];
       continue;
     }
-    for (int r = 0; r < rows; r += lanes)
+    for (int r = own.first; r < own.last; r += lanes)
       for (int c = 0; c < cols; c += lanes) {
         V<T> block[lanes];
         for (int i = 0; i < lanes; ++i) block[i] = at(w + (r + i) * cols + c);
@@ -106,10 +106,11 @@ template <class T> void transpose(const Layer& l, const T* w, T* wt) {
   }
 }
 
-// Images [n, C, H, W] -> [n, H + 2, W + 2, C] with a border of zeros.
+// Images [n, C, H, W] -> [n, H + 2, W + 2, C] with a border of zeros.  A thread's share is of the images.
 template <class T> void enter_images(const Layer& l, int n, const T* images, T* x) {
-  std::memset(x, 0, sizeof(T) * l.x_size(n));
-  for (int i = 0; i < n; ++i)
+  const Range own = share(n);
+  std::memset(x + l.x_size(own.first), 0, sizeof(T) * l.x_size(own.last - own.first));
+  for (int i = own.first; i < own.last; ++i)
     for (int y = 0; y < l.h; ++y) {
       T* line = x + ((int64_t(i) * (l.h + 2 * l.border) + y + l.border) * l.wb() + l.border) * l.cin;
       for (int c = 0; c < l.cin; ++c) {
@@ -119,12 +120,14 @@ template <class T> void enter_images(const Layer& l, int n, const T* images, T* 
     }
 }
 
-// Zeros around n maps of [h, w, C].
+// Zeros around n maps of [h, w, C].  A thread's share is of the maps.
 template <class T> void clear_border(T* map, int n, int h, int w, int C, int border) {
   if (!border) return;
   const int64_t line = int64_t(w + 2 * border) * C, side = int64_t(border) * C;
   const auto clear = [&](T* from, int64_t count) { std::memset(from, 0, sizeof(T) * count); };
-  for (int i = 0; i < n; ++i) {
+  const Range own = share(n);
+  map += own.first * (h + 2 * border) * line;
+  for (int i = own.first; i < own.last; ++i) {
     clear(map, border * line + side);
     map += border * line;
     // The end of a line and the start of the next.

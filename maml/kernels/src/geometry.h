@@ -40,7 +40,8 @@ struct Layer {
   int group, taps;
   int P() const { return oh * ow; }                // pixels of z, and of y
   int Q() const { return qh * qw; }
-  int64_t weights() const { return int64_t(taps) * cin * cout; }
+  int weight_rows() const { return taps * cin; }
+  int64_t weights() const { return int64_t(weight_rows()) * cout; }
   // Pixels from a line to the next: of x, gz and y.
   int wb() const { return w + 2 * border; }
   int gw() const { return ow + 2 * zborder; }
@@ -122,6 +123,7 @@ struct Plan {
   bool mean;  // the features are the mean over pixels; else all pixels of all channels
   double eps;
   struct { int weight, bias; } head_slot;
+  int64_t statistics() const { return 2 * int64_t(layers.size()) * layers[0].cout; }  // numbers of a task
 };
 
 // The largest of f(layer).

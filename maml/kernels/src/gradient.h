@@ -7,12 +7,12 @@
 
 namespace {
 
-// The way forward of task `b`: writes all maps that the way back reads, and the statistics; returns where the next
-// task's go.
+// The way forward of task `b`: writes all maps that the way back reads, and the statistics [layers, 2, C].
 template <class T>
-T* forward(const Plan& plan, int b, int n, const T* images, Parameters<const T> params, const Kept<T>& task, T* used) {
+void forward(const Plan& plan, int b, int n, const T* images, Parameters<const T> params, const Kept<T>& task, T* used) {
   const Layer& first = plan.layers[0];
   enter_images(first, n, images + int64_t(b) * n * first.cin * first.h * first.w, task.x);
+  meet();
   for (size_t k = 0; k < plan.layers.size(); ++k) {
     const Layer& l = plan.layers[k];
     const Saved<T>& s = task.layers[k];
@@ -22,12 +22,13 @@ T* forward(const Plan& plan, int b, int n, const T* images, Parameters<const T> 
       observe(l, band, gamma, before, s);
       before += int64_t(band.rows) * l.ow;
     });
-    for (int c = 0; c < l.cout; ++c) used[c] = s.mean[c], used[l.cout + c] = s.inv[c] / T(before);
+    const Range own = own_channels<T>(l.cout);
+    for (int c = own.first; c < own.last; ++c) used[c] = s.mean[c], used[l.cout + c] = s.inv[c] / T(before);
     used += 2 * l.cout;
     clear_border(s.y, n, l.qh, l.qw, l.cout, l.yborder);
     activate(l, n, gamma, beta, T(plan.eps), s);
+    meet();
   }
-  return used;
 }
 
 // Its way back, from the gradient by the features [n, F] and what is `injected` (not null) beside it.  `turned` holds the
@@ -36,20 +37,23 @@ template <class T>
 void backward(const Plan& plan, int b, int n, const T* gfeatures, const Injected<T>* injected,
               Parameters<const T> params, const Kept<T>& task, T* turned, Parameters<T> grads, bool fresh) {
   const int L = int(plan.layers.size());
-  const auto begun = [&](int slot, int64_t count) { return fresh ? grads.cleared(b, slot, count) : grads(b, slot); };
+  const auto begun = [&](int slot, int64_t rows, int channels) {
+    return fresh ? grads.cleared(b, slot, rows, channels) : grads(b, slot);
+  };
   spread_features(plan, n, gfeatures, task.layers[L - 1].gq);
   for (int k = L - 1; k >= 0; --k) {
     const Layer& l = plan.layers[k];
     const Saved<T>& s = task.layers[k];
     const T *x = k ? task.layers[k - 1].y : task.x, *gamma = params(b, l.slot.gamma);
-    T* gweight = begun(l.slot.weight, l.weights());
-    norm_sums(l, n, s, begun(l.slot.gamma, l.cout), begun(l.slot.beta, l.cout));
+    T* gweight = begun(l.slot.weight, l.weight_rows(), l.cout);
+    norm_sums(l, n, s, begun(l.slot.gamma, 1, l.cout), begun(l.slot.beta, 1, l.cout));
     clear_border(s.gz, n, l.oh, l.ow, l.cout, l.zborder);
     l.each_band(n, [&](const Band& band) {
       norm_backward<T>(l, band, gamma, s, injected ? injected->layers[k].z : nullptr);
       convolve_weight(l, n, band, x, s.gz, gweight);
     });
     if (k == 0) break;  // nobody asks for the images' gradient
+    meet();
     transpose(l, params(b, l.slot.weight), turned);
     convolve_input<T>(l, n, {s.gz, turned}, task.layers[k - 1].gq, injected ? injected->layers[k - 1].y : nullptr);
   }
@@ -70,8 +74,10 @@ void features(const Plan& plan, int tasks, int n, const T* images, Parameters<co
   Kept<T> task;
   for (int b = 0; b < tasks; ++b) {
     task.take(plan, n, blocks.of(b));
-    used = forward(plan, b, n, images, params, task, used);
-    pool_features(plan, n, task.layers.back().y, out + int64_t(b) * n * plan.features);
+    together([&] {
+      forward(plan, b, n, images, params, task, used + b * plan.statistics());
+      pool_features(plan, n, task.layers.back().y, out + int64_t(b) * n * plan.features);
+    });
   }
 }
 
@@ -95,8 +101,10 @@ void pull_back(const Plan& plan, int tasks, int n, Parameters<const T> params, T
     task.take(plan, n, blocks.of(b)), task.take_back(plan, n, kept_back ? back.of(b) : Buffers<T>(own, size_back));
     task.layers[0].gz = first_gz;
     if (injected) beside.take(plan, n, injected.of(b));
-    backward<T>(plan, b, n, gfeatures + int64_t(b) * n * plan.features, injected ? &beside : nullptr, params, task,
-                turned, grads, !injected);
+    together([&] {
+      backward<T>(plan, b, n, gfeatures + int64_t(b) * n * plan.features, injected ? &beside : nullptr, params, task,
+                  turned, grads, !injected);
+    });
   }
 }
 

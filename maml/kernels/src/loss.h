@@ -39,23 +39,26 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
     turned = from.take(largest_weights(plan));
     gfeatures = from.take(int64_t(n) * F);
     first_gz = from.take(plan.layers[0].gz_size(n));
-    used = from.take(2 * plan.layers.size() * largest(plan, [](const Layer& l) { return l.cout; }));
+    used = from.take(plan.statistics());
     own = kept ? nullptr : from.take(size);
   });
   KeptLoss<T> task;
   for (int b = 0; b < tasks; ++b) {
     task.take(plan, n, Buffers<T>(kept ? kept + b * size : own, size));
     task.maps.layers[0].gz = first_gz;
-    forward(plan, b, n, images, params, task.maps, used);
-    pool_features(plan, n, task.maps.layers.back().y, task.features);
-    const T *weight = params(b, plan.head_slot.weight), *bias = params(b, plan.head_slot.bias);
-    T* out = logits + int64_t(b) * n * plan.ways;
-    head(plan, n, task.features, weight, bias, out);
-    losses[b] = cross_entropy(plan, n, out, labels + int64_t(b) * n, task.probabilities, task.gl);
-    head_backward(plan, n, task.features, weight, task.gl,
-                  grads.cleared(b, plan.head_slot.weight, int64_t(plan.ways) * F),
-                  grads.cleared(b, plan.head_slot.bias, plan.ways), gfeatures);
-    backward<T>(plan, b, n, gfeatures, nullptr, params, task.maps, turned, grads, true);
+    together([&] {
+      forward(plan, b, n, images, params, task.maps, used);
+      pool_features(plan, n, task.maps.layers.back().y, task.features);
+      by_one([&] {
+        const T *weight = params(b, plan.head_slot.weight), *bias = params(b, plan.head_slot.bias);
+        T* out = logits + int64_t(b) * n * plan.ways;
+        head(plan, n, task.features, weight, bias, out);
+        losses[b] = cross_entropy(plan, n, out, labels + int64_t(b) * n, task.probabilities, task.gl);
+        head_backward(plan, n, task.features, weight, task.gl, grads.cleared(b, plan.head_slot.weight, plan.ways, F),
+                      grads.cleared(b, plan.head_slot.bias, 1, plan.ways), gfeatures);
+      });
+      backward<T>(plan, b, n, gfeatures, nullptr, params, task.maps, turned, grads, true);
+    });
   }
 }
 
@@ -79,14 +82,19 @@ void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> para
   beside.take(plan, n, Buffers<T>(in, size_in));
   for (int b = 0; b < tasks; ++b) {
     task.take(plan, n, blocks.of(b));
-    along(plan, b, n, params, task.maps, v, own, dfeatures, beside, products);
-    head_tangent(plan, n, task.features, task.probabilities, task.gl, params(b, plan.head_slot.weight), dfeatures,
-                 v(b, plan.head_slot.weight), v(b, plan.head_slot.bias), dl,
-                 products.cleared(b, plan.head_slot.weight, int64_t(plan.ways) * F),
-                 products.cleared(b, plan.head_slot.bias, plan.ways), dgfeatures);
-    task.maps.take_back(plan, n, Buffers<T>(back, size_back));
-    task.maps.layers[0].gz = first_gz;
-    backward<T>(plan, b, n, dgfeatures, &beside, params, task.maps, own.turned, products, false);
+    KeptLoss<T> again = task;
+    again.maps.take_back(plan, n, Buffers<T>(back, size_back));
+    again.maps.layers[0].gz = first_gz;
+    together([&] {
+      along(plan, b, n, params, task.maps, v, own, dfeatures, beside, products);
+      by_one([&] {
+        head_tangent(plan, n, task.features, task.probabilities, task.gl, params(b, plan.head_slot.weight), dfeatures,
+                     v(b, plan.head_slot.weight), v(b, plan.head_slot.bias), dl,
+                     products.cleared(b, plan.head_slot.weight, plan.ways, F),
+                     products.cleared(b, plan.head_slot.bias, 1, plan.ways), dgfeatures);
+      });
+      backward<T>(plan, b, n, dgfeatures, &beside, params, again.maps, own.turned, products, false);
+    });
   }
 }
 

@@ -165,9 +165,10 @@ template <class T> struct Parameters {
   T* const* bases;         // of the first task, by slot
   const int64_t* strides;  // elements from one task's to the next one's, by slot; 0 where tasks share it
   T* operator()(int task, int slot) const { return bases[slot] + task * strides[slot]; }
-  // As an output: a task's own is made zero here, just before it is added to; one that tasks share, by the caller.
-  T* cleared(int task, int slot, int64_t count) const {
-    if (strides[slot]) std::memset((*this)(task, slot), 0, sizeof(T) * count);
+  // As an output [rows, channels]: a task's own is made zero here, just before it is added to; one that tasks share, by
+  // the caller.
+  T* cleared(int task, int slot, int64_t rows, int channels) const {
+    if (strides[slot]) start_sums((*this)(task, slot), rows, channels);
     return (*this)(task, slot);
   }
 };

@@ -37,12 +37,13 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
     s.mean = from.take(channels), s.inv = from.take(channels);
   });
 
-  for (int b = 0; b < tasks; ++b)
+  const auto of_images = [&](int b, Saved<T> s) {
     each_even(n, chunk, [&](int start, int size) {
       T *x = one, *y = other;
       const int64_t example = int64_t(b) * n + start;
       enter_images(first, size, images + example * first.cin * first.h * first.w, x);
-      for (int k = 0; k < L; ++k, std::swap(x, y)) {
+      meet();
+      for (int k = 0; k < L; ++k, std::swap(x, y), meet()) {
         const Layer& l = plan.passing[k];
         const T *gamma = params(b, l.slot.gamma), *beta = params(b, l.slot.beta);
         const Factors<T> factors{x, params(b, l.slot.weight)};
@@ -62,11 +63,15 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
           pixels += int64_t(band.rows) * l.ow;
         });
         T *mean = used + statistics, *variance = mean + l.cout;
-        for (int c = 0; c < l.cout; ++c) mean[c] = s.mean[c], variance[c] = s.inv[c] / T(pixels);
+        const Range own = own_channels<T>(l.cout);
+        for (int c = own.first; c < own.last; ++c) mean[c] = s.mean[c], variance[c] = s.inv[c] / T(pixels);
         activate(l, size, gamma, beta, T(plan.eps), s);
       }
       pool_features(plan, size, x, out + example * plan.features);
+      meet();
     });
+  };
+  for (int b = 0; b < tasks; ++b) together([&] { of_images(b, s); });
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ void along(const Plan& plan, int b, int n, Parameters<const T> params, const Kep
     const Layer& l = plan.layers[k];
     const Saved<T>& s = task.layers[k];
     const T *gamma = params(b, l.slot.gamma), *dgamma = v(b, l.slot.gamma), *dweight = v(b, l.slot.weight);
-    T* of_weight = direct.cleared(b, l.slot.weight, l.weights());
-    std::memset(d.mean_dz, 0, sizeof(T) * l.cout), std::memset(d.mean_xdz, 0, sizeof(T) * l.cout);
+    T* of_weight = direct.cleared(b, l.slot.weight, l.weight_rows(), l.cout);
+    start_sums(d.mean_dz, 1, l.cout), start_sums(d.mean_xdz, 1, l.cout);
     const auto after = [&](const Band& band) {
       observe_tangent(l, band, s, d);
       if (k) convolve_weight(l, n, band, own.dy, s.gz, of_weight);
@@ -42,13 +42,16 @@ void along(const Plan& plan, int b, int n, Parameters<const T> params, const Kep
     const Factors<T> along_v{k ? task.layers[k - 1].y : task.x, dweight};
     if (k) convolve<T>(l, n, {along_v, {own.dy, params(b, l.slot.weight)}}, d.dz, after);
     else convolve<T>(l, n, {along_v}, d.dz, after);  // images do not move
+    meet();  // the last dy is read
     clear_border(own.dy, n, l.qh, l.qw, l.cout, l.yborder);
     activate_tangent(l, n, gamma, dgamma, v(b, l.slot.beta), s, d, own.dy);
-    direct.cleared(b, l.slot.beta, l.cout);
-    inject(l, n, gamma, dgamma, s, d, direct.cleared(b, l.slot.gamma, l.cout), injected.layers[k].z);
-    if (k == 0) continue;
-    transpose(l, dweight, own.turned);
-    convolve_input<T>(l, n, {s.gz, own.turned}, injected.layers[k - 1].y);
+    direct.cleared(b, l.slot.beta, 1, l.cout);
+    inject(l, n, gamma, dgamma, s, d, direct.cleared(b, l.slot.gamma, 1, l.cout), injected.layers[k].z);
+    if (k) {
+      transpose(l, dweight, own.turned);
+      convolve_input<T>(l, n, {s.gz, own.turned}, injected.layers[k - 1].y);
+    }
+    meet();
   }
   pool_features(plan, n, own.dy, of_gfeatures);
 }
@@ -64,7 +67,9 @@ void along(const Plan& plan, int tasks, int n, Parameters<const T> params, T* ke
   Injected<T> beside;
   for (int b = 0; b < tasks; ++b) {
     task.take(plan, n, blocks.of(b)), task.take_back(plan, n, back.of(b)), beside.take(plan, n, injected.of(b));
-    along(plan, b, n, params, task, v, own, of_gfeatures + int64_t(b) * n * plan.features, beside, direct);
+    together([&] {
+      along(plan, b, n, params, task, v, own, of_gfeatures + int64_t(b) * n * plan.features, beside, direct);
+    });
   }
 }
 

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
+
+#include "team.h"
 
 namespace {
 
@@ -21,10 +24,30 @@ template <class T> using V = typename Simd<T>::V;
 template <class T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
 template <class T> inline const V<T>& at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
 
-// Calls f(integral_constant<NV>, first channel) over blocks of NV vectors that cover `channels`.
+// This thread's share of `channels`, in whole vectors.
+template <class T> inline Range own_channels(int channels) {
+  constexpr int lanes = Simd<T>::kLanes;
+  const Range vectors = share(channels / lanes);
+  return {vectors.first * lanes, vectors.last * lanes};
+}
+
+// Lets sums [rows, channels], of this thread's share of the channels, start at `from`; where it is null, at zero.
+template <class T> void start_sums(T* sums, int64_t rows, int channels, const T* from = nullptr) {
+  const auto start = [&](int64_t first, int64_t count) {
+    if (from) std::memcpy(sums + first, from + first, sizeof(T) * count);
+    else std::memset(sums + first, 0, sizeof(T) * count);
+  };
+  if (member.size == 1) return start(0, rows * channels);
+  const Range own = own_channels<T>(channels);
+  for (int64_t row = 0; row < rows; ++row) start(row * channels + own.first, own.last - own.first);
+}
+
+// Calls f(integral_constant<NV>, first channel) over blocks of NV vectors that cover this thread's share of `channels`.
 template <class T, class F> inline void each_block(int channels, F f) {
   constexpr int lanes = Simd<T>::kLanes;
-  int c = 0;
+  const Range own = own_channels<T>(channels);
+  int c = own.first;
+  channels = own.last;
   if constexpr (kMaxVecs >= 4)
     for (; c + 4 * lanes <= channels; c += 4 * lanes) f(std::integral_constant<int, 4>(), c);
   for (; c + 2 * lanes <= channels; c += 2 * lanes) f(std::integral_constant<int, 2>(), c);

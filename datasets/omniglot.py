@@ -35,9 +35,10 @@ COMPONENTS = {
 class Flags:
     """What the components of this file read, and no other."""
 
-    omniglot_split: Literal["maml", "mamlpp", "vinyals"] = flag(
+    omniglot_split: Literal["maml", "mamlpp", "vinyals", "vinyals-trainval"] = flag(
         "maml",
-        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423 or 1028/172/423.",
+        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423, 1028/172/423, or the "
+        "last with the 172 in training, too.",
     )
 
 
@@ -72,6 +73,7 @@ SPLITS: dict[str, dict[str, int]] = {
     "maml": {"train": 1100, "validation": 100, "test": 423},
     "mamlpp": {"train": 1150, "validation": 50, "test": 423},
     "vinyals": {"train": 1028, "validation": 172, "test": 423},
+    "vinyals-trainval": {"train": 1200, "validation": 172, "test": 423},
 }
 
 # A constant of the project, not the run's --seed: published rows share their test classes.
@@ -123,14 +125,17 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
     * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
       with Snell et al. 2017, arXiv:1703.05175): the last 423 test, five whole alphabets validate.
       There each rotation is a class of its own; here rotation is drawn.
+    * ``vinyals-trainval``: the same, but 1,200 train, those that validate among them, as in the
+      last training of Snell et al.'s released code.
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
     sizes, names = SPLITS[name], class_names()
-    if name == "vinyals":
+    if name.startswith("vinyals"):
         test = np.arange(len(names) - sizes["test"], len(names))
         validation = np.flatnonzero([n.split("/")[0] in _VINYALS_VALIDATION for n in names])
-        train = np.setdiff1d(np.arange(len(names)), np.concatenate([test, validation]))
+        held_out = test if name.endswith("trainval") else np.concatenate([test, validation])
+        train = np.setdiff1d(np.arange(len(names)), held_out)
     else:
         order = addresses.permutation(addresses.keys(_SEED, "omniglot", "split", 0), len(names))[0]
         # Test first, so that splits that differ in validation only keep the same test classes.

@@ -188,13 +188,17 @@ def planted(folder: Path, code: str) -> str:
 
 def suspend(ranks: Sequence[Launched], seconds: float) -> None:
     """Stop all processes and let them go on, one after the other, as a scheduler does."""
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for one in ranks:
-            with suppress(ProcessLookupError):
-                one.process.send_signal(number)
-            time.sleep(0.2)
-        if number == signal.SIGSTOP:
-            time.sleep(seconds)
+    signal_each(ranks, signal.SIGSTOP)
+    time.sleep(seconds)
+    signal_each(ranks, signal.SIGCONT)
+
+
+def signal_each(ranks: Sequence[Launched], number: signal.Signals) -> None:
+    """Send a signal to one process after the other that has not ended."""
+    for one in ranks:
+        with suppress(ProcessLookupError):
+            one.process.send_signal(number)
+        time.sleep(0.2)
 
 
 def wait_for_iteration(launched: Launched, run_dir: Path, iteration: int, limit: float) -> None:

@@ -19,7 +19,7 @@ from tests.strategies.faults import (
     SINUSOID,
     STRATEGIES,
     process_of_rank,
-    suspend,
+    signal_each,
     wait_for_iteration,
 )
 
@@ -92,16 +92,21 @@ def test_suspended_jobs_go_on(
     tmp_path: Path, undisturbed: Model, strategies: Sequence[str]
 ) -> None:
     """A scheduler suspends them as a whole, for longer than --timeout."""
-    args = [*RUN, "--timeout", str(TIMEOUT_S)]
+    args, chance = [*RUN, "--timeout", str(TIMEOUT_S)], random.Random(0)
     jobs = {
         name: start_ranks(3, [*args, *STRATEGIES[name], "--run-dir", str(tmp_path / name)])
         for name in strategies
     }
     ranks = [one for job in jobs.values() for one in job]
     try:
-        for name, job in jobs.items():
+        for (
+            name,
+            job,
+        ) in jobs.items():  # each when it is on its way: the first may end before the last
             wait_for_iteration(job[0], tmp_path / name, 10, limit=90)
-        suspend(random.Random(0).sample(ranks, len(ranks)), SUSPENDED_S)
+            signal_each(chance.sample(job, len(job)), signal.SIGSTOP)
+        time.sleep(SUSPENDED_S)
+        signal_each(chance.sample(ranks, len(ranks)), signal.SIGCONT)
     finally:
         done = [launched.wait(120, expect=None) for launched in ranks]
     assert not any(one.returncode for one in done), [one.stderr for one in done]

@@ -24,7 +24,7 @@ def n_threads(n_tasks: int) -> int:
 
 def team_size(n_tasks: int) -> int:
     """Return how many threads there are for each of so many tasks."""
-    return max(torch.get_num_threads() // n_tasks, 1)
+    return torch.get_num_threads() // n_threads(n_tasks)
 
 
 def by_threads(compute: Callable[[int, int, int], T], n_tasks: int) -> list[T]:

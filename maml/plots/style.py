@@ -74,7 +74,9 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
     """
     import matplotlib
 
-    title = textwrap.fill(drawn.get_suptitle(), int(12 * drawn.get_figwidth()))
+    title = textwrap.fill(
+        drawn.get_suptitle(), int(12 * drawn.get_figwidth()), break_on_hyphens=False
+    )
     legends = [axis.get_legend() for axis in drawn.axes if axis.get_legend()]
     taller = max((each.get_window_extent().height / drawn.dpi for each in legends), default=0)
     drawn.set_figheight(drawn.get_figheight() + taller + 0.17 * title.count("\n"))

@@ -173,3 +173,17 @@ def test_kernels_that_compute_something_else_do_not_serve(
     assert "product with the Hessian is off by " in str(reason)
     (line,) = capfd.readouterr().err.splitlines()
     assert line == f"warning: {reason} (torch.float64); computing by torch"
+
+
+def test_who_asks_first_whether_the_kernels_are_right_changes_nothing() -> None:
+    """Within a transform or a mode, as where a process only evaluates."""
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        stack.fault.cache_clear()
+        assert stack.fault() is None
+        return x
+
+    torch.func.vmap(torch.func.grad(lambda x: asked(x).sum()))(torch.ones(2, 3))
+    for mode in (torch.inference_mode(), torch.device("meta")):
+        with mode:
+            asked(torch.ones(1))

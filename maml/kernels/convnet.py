@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from maml.kernels import library
-from maml.kernels.threads import by_threads, lent, n_threads, team_size
+from maml.kernels.threads import by_threads, lent, n_threads
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
 """Types of numbers, and what the names of their functions end in."""
@@ -232,7 +232,8 @@ class ConvNet:
         """
         dtype = next(a.dtype for a in arguments if isinstance(a, Tensor) and a.dtype in DTYPES)
         function = _function(name, dtype)
-        team = min(team_size(n_tasks), self.shape.filters // (library.lanes(dtype.itemsize) or 1))
+        vectors = self.shape.filters // (library.lanes(dtype.itemsize) or 1)
+        team = min(torch.get_num_threads() // n_threads(n_tasks), vectors)
 
         def compute(thread: int, first: int, last: int) -> tuple[int, int]:
             given: list[Any] = []

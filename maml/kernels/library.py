@@ -55,10 +55,7 @@ _SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
     "kept_size": (_INDEX, [_ADDRESS, _NUMBER, _NUMBER]),
     "kept_loss_size": (_INDEX, [_ADDRESS, _NUMBER]),
     "injected_size": (_INDEX, [_ADDRESS, _NUMBER]),
-    **{
-        name: (_INDEX, [_ADDRESS, _NUMBER, _NUMBER, _NUMBER, *rest])
-        for name, rest in _OF_PASSES.items()
-    },
+    **{name: (_INDEX, [_ADDRESS, *[_NUMBER] * 3, *rest]) for name, rest in _OF_PASSES.items()},
 }
 """The same of those that exist for each of `SUFFIXES`."""
 

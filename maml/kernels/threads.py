@@ -22,11 +22,6 @@ def n_threads(n_tasks: int) -> int:
     return max(min(torch.get_num_threads(), n_tasks), 1)
 
 
-def team_size(n_tasks: int) -> int:
-    """Return how many threads there are for each of so many tasks."""
-    return torch.get_num_threads() // n_threads(n_tasks)
-
-
 def by_threads(compute: Callable[[int, int, int], T], n_tasks: int) -> list[T]:
     """Return ``compute(thread, first, last)`` of ranges of tasks, one for each of torch's threads.
 

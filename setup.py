@@ -1,7 +1,7 @@
-"""What a wheel holds: `maml` and `train_maml`, with the folder ``datasets`` inside `maml`.
+"""Builds a wheel of `maml` and `train_maml`, with the folder ``datasets`` inside `maml`.
 
-Hugging Face has a package of that name. Here the folder stays at the top, so a wheel's files say
-``maml.datasets`` where these say ``datasets``. An editable install changes nothing.
+Hugging Face has a package of that name, too. The folder stays at the top of the repository, so the
+files of a wheel import ``maml.datasets``, not ``datasets``. An editable install changes nothing.
 """
 
 import re
@@ -15,7 +15,7 @@ NAMED = re.compile(r"""(?m)(^\s*from |["'`])datasets(?=[. ])""")
 
 
 class Inside(build_py):
-    """Moves ``datasets`` into `maml`, and leaves out what a checkout alone has."""
+    """Moves ``datasets`` into `maml`, and leaves out folders that only a checkout has."""
 
     def run(self) -> None:
         """Build, then move and rename."""

@@ -22,11 +22,11 @@ from maml.processes.world import World
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
     watch_launcher()
-    # Torch's sockets would tell of every look at a store that is not there yet, or no more; what
-    # counts is raised, too.
+    # Torch's sockets would log every failed connection to a store that is not there yet or has
+    # ended. An important failure also raises an error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    # Before anything imports torch, which a user's own component may do as soon as it is named:
-    # TorchOpt reads the environment, too, and ends in a traceback where it cannot be.
+    # Before torch is imported: `parse` may import a user's own component, which may import torch.
+    # TorchOpt reads the environment, too, and ends in a traceback if the variables are invalid.
     World.from_environment()
     system.keep_memory()
     system.give_way()

@@ -1,12 +1,12 @@
-"""A GPT's inner loop of AdamW steps: memory and time of its meta-gradient, ours and a plain loop's.
+"""Memory and time of a GPT's meta-gradient through AdamW steps: ours and a plain loop's.
 
     python -m benchmarks.inner_loop [--json FILE]
 
-Each measurement is a process of its own, whose C library gives a weight that is freed back to the
-system (``MALLOC_MMAP_THRESHOLD_``): two meta-gradients of `examples.gpt_inner_loop`, the memory
-that their peak adds to that of the process before, and the time of the faster, and of all cores
-together. Ours has the allocator settings that our programs apply, too. Reverse mode through 32
-steps takes 12 GiB.
+Each measurement computes two meta-gradients of `examples.gpt_inner_loop` in its own process. The
+report has the memory that their peak adds to the process, and the wall-clock and processor time of
+the faster one. ``MALLOC_MMAP_THRESHOLD_`` makes the C library return freed weights to the system.
+Ours also has the allocator settings that our programs apply. Reverse mode through 32 steps takes
+12 GiB.
 """
 
 import os
@@ -39,7 +39,7 @@ PEERS = {
 def plain(
     net: example.GPT, meta_params: Params, task: Params, steps: int, checkpointed: bool
 ) -> Params:
-    """Return the gradient of `examples.gpt_inner_loop.meta_gradient`, by a loop of one's own."""
+    """Return the gradient of `examples.gpt_inner_loop.meta_gradient`, by a plain loop."""
     leaves = {name: t.clone().requires_grad_() for name, t in meta_params.items()}
     own = {name: tensor[0] for name, tensor in task.items()}
     names = [name for name in leaves if name != "of sources"]
@@ -52,7 +52,7 @@ def plain(
         after: list[Any] = []
         gradients = torch.autograd.grad(loss, at, create_graph=True)
         for w, m, v, g in zip(at, first, second, gradients, strict=True):
-            g = torch.where(g == 0, 1e-16, g)  # of a token that was not there: √0 has no slope
+            g = torch.where(g == 0, 1e-16, g)  # an absent token has gradient 0: √0 has no slope
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
             root = (v / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
             w = w - example.RATE * (m / (1 - 0.9 ** (step + 1)) / root + 0.01 * w)
@@ -69,7 +69,7 @@ def plain(
 
 
 def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
-    """Return what ``peer`` repeats; ``setting``: the number of steps."""
+    """Return the function that ``peer`` repeats; ``setting``: the number of steps."""
     torch.backends.cuda.enable_flash_sdp(False)  # fused attention has no second derivative
     torch.backends.cuda.enable_mem_efficient_sdp(False)
 
@@ -81,7 +81,7 @@ def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
             return partial(example.meta_gradient, *given, snapshots=snapshots)
         return partial(plain, *given, checkpointed=peer == "checkpointed")
 
-    of(example.TINY, 2)()  # so that every operation was called before
+    of(example.TINY, 2)()  # warm up: call every operation once
     return of(example.Size(), int(setting))
 
 
@@ -92,7 +92,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", nargs="+", type=at_least(1), default=list(STEPS))
     options = parser.parse_args(arguments)
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "2000000"
-    # Of a shared machine, the time of its cores tells more than a clock.
+    # On a shared machine, processor time is more reliable than wall-clock time.
     shown = "{0[mib]:.0f} MiB, {0[processor]:.1f} s"
     columns = {f"{n} steps": shown.replace("{0", f"{{{n} steps") for n in options.steps}
     cores = os.cpu_count() or 1

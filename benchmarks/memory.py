@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory [--network ResidualCNN] [--json FILE]
 
-Each measurement is a process of its own, with one thread; its peak is that of the whole process
+Each measurement runs in its own process with one thread. The peak is that of the whole process
 (ru_maxrss).
 """
 

@@ -15,11 +15,11 @@ from maml.params import Params
 Repetition = Callable[[], Params]
 Loss = Callable[[Tensor, Tensor], Tensor]
 Backward = Callable[[Tensor, Tensor, Tensor, Tensor], object]
-"""Of a task's support_x, support_y, query_x and query_y."""
+"""Called with a task's support_x, support_y, query_x and query_y."""
 
 
 def conv_net(ours: Conv4) -> nn.Module:
-    """Return `maml.networks.conv4.Conv4` of ``nn.BatchNorm2d``, ``nn.Sequential`` and the like."""
+    """Return `maml.networks.conv4.Conv4` rebuilt from torch's modules (``nn.BatchNorm2d``, …)."""
     layers: list[nn.Module] = []
     for block in ours.blocks:
         assert isinstance(block, ConvBlock)
@@ -36,7 +36,7 @@ def conv_net(ours: Conv4) -> nn.Module:
 
 
 def peer_network(config: Config) -> tuple[nn.Module, dict[str, str]]:
-    """Return a peer's network with our learner's weights, and {its name: our name}."""
+    """Return a peer's network with our learner's weights, and {its parameter name: ours}."""
     learner = build_learner(config)
     ours = learner.network
     if isinstance(ours, Ordinary):

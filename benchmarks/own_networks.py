@@ -1,7 +1,7 @@
-"""Networks as a researcher brings them: torch's own modules, one ``x → outputs``.
+"""Networks as a researcher writes them: plain torch modules, each one ``x → outputs``.
 
-Each is called with the images' shape and the number of classes, as ``--network`` calls a user's
-own: ``--network benchmarks.own_networks:ResidualCNN``.
+Each takes the images' shape and the number of classes, as ``--network`` requires of a user's own
+network: ``--network benchmarks.own_networks:ResidualCNN``.
 """
 
 import functools

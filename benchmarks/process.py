@@ -1,6 +1,6 @@
-"""One peer in a process of its own: `Peer` here, and the program that it starts.
+"""One peer in its own process: the class `Peer`, and the program that it starts.
 
-``check FILE`` saves its gradient, ``run`` does a repetition; each answers with a line of JSON.
+``run`` does a repetition; ``check FILE`` also saves the gradient. Each answer is a line of JSON.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from maml.processes import system
 
 
 class Peer:
-    """A process of one of `benchmarks.peers`, or of what the module ``of`` measures."""
+    """A process that repeats what ``benchmarks.<of>.repetition_of`` returns for a peer."""
 
     def __init__(
         self, name: str, setting: str, threads: int, *, float64: bool = False, of: str = "settings"
     ) -> None:
         self.name = name
-        # A file: nobody reads a pipe while the peer runs.
+        # A file, because a pipe that this process does not read could block the peer.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         asked = {"peer": name, "setting": setting, "threads": threads, "float64": float64}
         command = [sys.executable, "-m", "benchmarks.process", f"benchmarks.{of}"]
@@ -40,7 +40,7 @@ class Peer:
         self.ready_mib = self._answer()["mib"]
 
     def ask(self, line: str) -> dict[str, float]:
-        """Return a command's ``seconds``, ``processor``, ``peak_mib``; UserError: it has ended."""
+        """Send a command; return its figures by name. UserError: the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
@@ -71,10 +71,10 @@ class Peer:
 def main() -> None:
     """Serve until standard input ends."""
     asked = json.loads(sys.argv[2])
-    # Libraries print notices; the parent reads this process's real standard output.
+    # Libraries print notices: send these to stderr, because the parent reads the real stdout.
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
-    # Each as its users run it: what `maml` sets of the process is ours.
+    # Run each peer as its users do: the process settings of `maml` are only for ours.
     if asked["peer"].startswith("ours"):
         system.keep_memory()
     else:
@@ -91,7 +91,7 @@ def main() -> None:
         seconds, of_cores = time.perf_counter() - began, time.process_time() - cores_began
         if command == "check":
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
-        del result  # its memory is none of the next one's
+        del result  # free its memory before the next repetition
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         answer = {"seconds": seconds, "processor": of_cores, "peak_mib": peak_mib}
         print(json.dumps(answer), file=answers, flush=True)

@@ -1,6 +1,6 @@
-"""What the benchmarks share: flags, and a record, in its file and as a table in Markdown.
+"""Shared by the benchmarks: flags, and a record, as a JSON file and as a table in Markdown.
 
-Bad flags are refused before anything is measured: that takes minutes to hours.
+Bad flags are refused before the measurement, which takes minutes to hours.
 """
 
 import argparse
@@ -23,22 +23,22 @@ def parser(name: str, description: str | None) -> Parser:
 def _new_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: no file in an existing folder")
+        raise argparse.ArgumentTypeError(f"{text}: must be a file in an existing folder")
     return path
 
 
 def write(path: Path | None, record: Mapping[str, Any]) -> None:
-    """Write ``record`` as JSON, in place of an earlier one, if a file was asked for."""
+    """Write ``record`` as JSON to ``path``, over an earlier one; None: write nothing."""
     if path is not None:
         path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def table(record: Mapping[str, Any], setting: str | None = None) -> str:
-    """Return a benchmark's record as Markdown, or, of its ``records``, that of one ``setting``.
+    """Return a record as a table in Markdown; ``setting`` selects one of its ``records``.
 
-    A record has ``rows``, each with its figures by name, and ``columns``: what stands above each,
-    and how it is made of a row's figures, as ``str.format`` takes it. A row that lacks a figure has
-    a dash; a column that no row has is left out. ``caption``, if there is one, comes first.
+    A record has ``rows``, each with figures by name, and ``columns``: {title: format}. A cell is
+    the row's figures in this format (``str.format_map``). A missing figure becomes a dash. A column
+    of dashes is left out. A ``caption``, if the record has one, comes first.
     """
     if setting is not None:
         record = {each["setting"]: each for each in record["records"]}[setting]
@@ -54,5 +54,5 @@ def table(record: Mapping[str, Any], setting: str | None = None) -> str:
 def _cell(shown: str, row: Mapping[str, Any]) -> str:
     try:
         return shown.format_map(row)
-    except (KeyError, TypeError):  # it has no such figure, or None
+    except (KeyError, TypeError):  # the row lacks the figure, or has None
         return "–"

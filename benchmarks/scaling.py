@@ -1,14 +1,14 @@
-"""Tasks per second, bytes a step and the server's time against workers, every strategy.
+"""Tasks per second, bytes per step and server time of every strategy, by number of workers.
 
     python -m benchmarks.scaling --json scaling.json
     python -m benchmarks.scaling --topologies allreduce "rpc chunk" --workers 1 2 --rounds 5
 
-Every measurement is one run of ``train_maml.py`` under torchrun with one computing thread a
-process, as a user starts it; the rounds interleave. A worker is a process that computes: a
-parameter server is one process more. ``local`` is the same run without a launcher, and ``apart``
-as many of those at once, each with its part of the tasks and no word between them: the most that
-the machine gives to any topology. Beyond the cores of the machine, workers share them: what is
-seen there is the overhead, not speed.
+Every measurement is one run of ``train_maml.py`` under torchrun, as a user starts it, with one
+computing thread per process. The rounds interleave. A worker is a process that computes; a
+parameter server is one more process. ``local`` is the same run without a launcher. ``apart`` is one
+such run per worker, all at once, each with its part of the tasks and without communication: an
+upper bound for every topology on this machine. With more workers than cores, workers share cores,
+and the results show overhead, not speed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TOPOLOGIES: dict[str, list[str]] = {
     "server remote": [*_SERVER, "--ps-forward", "remote"],
 }
 LOG_EVERY = 2
-"""Iterations between rows of metrics: what is counted begins and ends with one."""
+"""Iterations between rows of metrics. The measured period begins and ends with a row."""
 COLUMNS = {
     "topology": "`{topology}`",
     "workers": "{workers}",
@@ -56,14 +56,14 @@ COLUMNS = {
     "staleness": "{staleness:.2f}",
     "dropped": "{dropped:.2f}",
 }
-"""No topology has all figures."""
+"""The columns of the table; no topology has all of these figures."""
 
 
 def measure(topology: str, workers: int, options: argparse.Namespace) -> dict[str, float]:
-    """Train once and return tasks per second and, a step, bytes and the server's seconds.
+    """Train once; return the `figures` of the run. Those of ``apart`` have the sum of the rates.
 
-    The first ``warm_up`` iterations are not counted: memory is still touched for the first time,
-    a few megabytes more in every tenth step or so, which takes 20 ms and more.
+    The first ``warm_up`` iterations are not counted: about every tenth step still touches a few
+    megabytes of memory for the first time, which takes 20 ms and more.
     """
     flags = TOPOLOGIES[topology]
     processes = workers + ("param-server" in flags)
@@ -88,12 +88,12 @@ def measure(topology: str, workers: int, options: argparse.Namespace) -> dict[st
             if run.returncode:
                 raise UserError(f"{topology}, {workers} workers: {words}")
         parts = [figures(read_rows(d / "metrics.jsonl"), batch, options.warm_up) for d in run_dirs]
-    # Runs that were apart went side by side.
+    # The runs of ``apart`` ran at the same time, so their rates add up.
     return parts[0] | {"tasks_per_second": sum(part["tasks_per_second"] for part in parts)}
 
 
 def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, float]:
-    """Return one run's figures, of its metrics after ``warm_up`` iterations."""
+    """Return one run's figures, from its metrics after ``warm_up`` iterations."""
     first, *rest = [row for row in rows if row["iteration"] >= warm_up]
     steps = rest[-1]["iteration"] - first["iteration"]
     rate = steps * batch / (rest[-1]["seconds"] - first["seconds"])
@@ -114,7 +114,7 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
 
 
 def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a row each: medians over rounds; ``times``: tasks per second by the first row's."""
+    """Return rows of medians over rounds; ``times`` is the speed relative to the first row."""
     rows: list[dict[str, Any]] = []
     for (topology, workers), rounds in found.items():
         rates = [row["tasks_per_second"] for row in rounds]
@@ -142,9 +142,9 @@ def main(arguments: list[str]) -> None:
     for n in options.workers:
         if "apart" in options.topologies and options.meta_batch_size % n:
             parser.error(f"--meta-batch-size {options.meta_batch_size}: no multiple of {n} workers")
-    # Users' settings of threads would be measured otherwise.
+    # Override a user's own number of threads, which would change the results.
     os.environ["OMP_NUM_THREADS"] = "1"
-    # Local is one worker, and some make sense from two on.
+    # ``local`` has one worker; ``apart`` and ``server backup`` need at least two.
     what = [
         (topology, n)
         for topology in options.topologies
@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> None:
         for key in tqdm(what, desc=f"round {number} of {options.rounds}", unit="run", leave=False):
             found[key].append(measure(*key, options))
         report["rows"] = summarise(found)
-        # After each round: hours of them may not all be had.
+        # Write after each round, because all rounds take hours and may be interrupted.
         record.write(options.json, report)
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")
     print(record.table(report))

@@ -1,4 +1,4 @@
-"""What is measured: task distributions, networks and sizes, the same for every peer."""
+"""The measured settings: task distributions, networks and sizes, the same for every peer."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from maml.learners import build_learner
 
 
 class Setting(NamedTuple):
-    """A meta-gradient to compute: the configuration, the tasks of a repetition, and for whom."""
+    """A meta-gradient to compute: configuration, tasks per repetition, title, and peers."""
 
     config: Config
     tasks: int
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
 
 def _omniglot(ways: int, shots: int, steps: int) -> Config:
     preset = PRESETS[f"maml-omniglot-{ways}way-{shots}shot"]
-    # A modest rate: random pixels must not blow five inner steps up.
+    # A modest rate, so that five inner steps on random pixels do not diverge.
     return with_values(preset, inner_steps=steps, inner_lr=0.1)
 
 
@@ -44,9 +44,9 @@ OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18", "resnet12")
 
 
 def _small(name: str, steps: int) -> Setting:
-    """Return a setting of few tasks of Omniglot; the two ResNets have MiniImageNet's images."""
+    """Return a setting of few Omniglot tasks; the two ResNets have MiniImageNet's shapes."""
     network = f"benchmarks.own_networks:{name}" if name in OWN else name
-    # A small rate: random pixels must not blow 50 steps up.
+    # A small rate, so that 50 inner steps on random pixels do not diverge.
     config, tasks = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01), 8
     if name.startswith("resnet"):
         config, tasks = with_values(config, data="miniimagenet"), 2
@@ -66,7 +66,7 @@ MEMORY_STEPS = (1, 5, 10, 25, 50)
 MEMORY = {
     f"memory-{network}-{n}": _small(network, n) for network in ("conv4", *OWN) for n in MEMORY_STEPS
 }
-"""What `benchmarks.memory` measures."""
+"""The settings of `benchmarks.memory`."""
 
 
 def make_tasks(config: Config, n_tasks: int) -> Task:
@@ -88,13 +88,13 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
 
 
 def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Repetition:
-    """Return what ``peer`` repeats in a setting; in float64 of few tasks, for a check."""
-    # They have no second derivative, for peers neither.
+    """Return the function that ``peer`` repeats; ``float64``: on few tasks, for a check."""
+    # Fused attention has no second derivative, neither for ours nor for peers.
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     config, n_tasks, *_ = (SETTINGS | MEMORY)[setting]
     if float64:
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)
-    # The preset's own choice: a tiny network takes one thread whatever there are.
+    # For ours, the preset's number of threads comes first: a tiny network computes on one.
     torch.set_num_threads(config.threads or threads if peer.startswith("ours") else threads)
     return build(peer, config, make_tasks(config, n_tasks))

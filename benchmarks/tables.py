@@ -1,6 +1,6 @@
 """The tables of README.md and docs/, made from the records of benchmarks/ and launch/records.
 
-    python -m benchmarks.tables            # write every table anew
+    python -m benchmarks.tables            # write every table again
     python -m benchmarks.tables --check    # name those that differ from their records; exit code 1
 
 A table that shows a measurement stands between two comments:
@@ -8,10 +8,10 @@ A table that shows a measurement stands between two comments:
     <!-- table: benchmarks/records/2026-11-21-throughput-others.json sinusoid -->
     <!-- /table -->
 
-The words are those of `benchmarks.record.table`: a record and, where it has several, the setting.
-Below the table stands where the record is and what it was measured on. Where records are folders,
-as those of ``launch/records``, a module comes first, ``maml.studies.table``: its ``table`` and its
-``measured_on`` take the folder and the other words.
+The first comment names a record and, if the record has several settings, one setting. Below the
+table, a line links to the record and names the hardware. For records in folders, such as
+``launch/records``, the comment names a module first, such as ``maml.studies.table``. The module's
+``table`` and ``measured_on`` take the folder and the other words.
 """
 
 import importlib
@@ -32,12 +32,12 @@ MARKED = re.compile(r"<!-- table: (?P<call>[^\n]+?) -->\n(?P<shown>.*?)<!-- /tab
 
 
 def documents() -> list[Path]:
-    """Return the files whose tables are made here."""
+    """Return the files that may hold tables."""
     return [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
 
 
 def render(call: str, document: Path) -> str:
-    """Return what stands between the two comments, given the words of the first."""
+    """Return the text between the two comments; ``call``: the words of the first one."""
     path, *words = call.split()
     try:
         if path.endswith(".json"):
@@ -70,7 +70,7 @@ def measured_on(record: dict[str, Any]) -> str:
 
 
 def problems(document: Path, *, write: bool = False) -> list[str]:
-    """Return a line for each table that is not what its record says; ``write``: make it anew."""
+    """Return a line for each table that differs from its record; ``write``: write it again."""
     text, name, lines = document.read_text(), document.name, list[str]()
     for match in MARKED.finditer(text):
         call, shown = match["call"], match["shown"]

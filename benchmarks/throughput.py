@@ -3,10 +3,10 @@
     python -m benchmarks.throughput                          # all settings, a table each
     python -m benchmarks.throughput --settings omniglot-5w1s --rounds 30 --json result.json
 
-Every peer is a process of its own and gets all cores; in each round every peer does one
-repetition while the others wait, so that what else the machine does meets all alike. Before it is
-timed, a peer's float64 gradient is checked against ours. Each runs as its users run it: ours with
-the allocator settings that our programs apply.
+Every peer runs in its own process and gets all cores. In each round every peer does one repetition
+while the others wait, so that other load on the machine affects all peers alike. Before the timing,
+the float64 gradient of each peer is checked against ours. Each peer runs as its users run it: ours
+has the allocator settings that our programs apply.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from maml.run.provenance import describe
 WARM_UP = 3
 """Rounds that are not counted."""
 TOLERANCE = 1e-6
-"""Largest accepted difference of a peer's float64 gradient, relative to its largest element."""
+"""Largest accepted difference of a peer's float64 gradient, relative to our largest element."""
 COLUMNS = {
     "peer": "{peer}",
     "tasks/s": "{tasks_per_second:.1f}",
@@ -67,7 +67,7 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
 
 
 def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of a repetition in each round, of each peer that does not fail."""
+    """Return each peer's seconds per repetition, one for each round, without peers that fail."""
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     with contextlib.ExitStack() as ending:
         going = [ending.enter_context(Peer(name, setting, threads)) for name in peers]
@@ -86,7 +86,7 @@ def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str
 
 
 def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, Any]:
-    """Measure one setting; return its record. A peer that computes another gradient is refused."""
+    """Measure one setting; return its record. UserError: a peer computes another gradient."""
     errors = gradient_errors(peers, setting, threads)
     for name, error in errors.items():
         if not error < TOLERANCE:

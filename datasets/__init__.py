@@ -1,9 +1,9 @@
-"""Data sets as endless, addressable streams of tasks. It imports nothing from ``maml``.
+"""Data sets as endless, addressable streams of tasks. Nothing here imports from ``maml``.
 
-To add a data set, add a file with an opener (:mod:`datasets.opening` says what it takes and
-returns) and its facts (:class:`datasets.registry.DataSet`); no list elsewhere names it. Names are
-imported when they are asked for: the command line does not wait for torch. Hugging Face's package
-of this name is shadowed where the repository is on the path; a wheel's is ``maml.datasets``.
+To add a data set, add one file with an opener (:mod:`datasets.opening` describes its arguments and
+results) and facts (:class:`datasets.registry.DataSet`). No other list names the data set. Names are
+imported lazily, so that the command line does not wait for torch. If the repository is on the path,
+this package hides Hugging Face's of the same name. In a wheel, this package is ``maml.datasets``.
 """
 
 from __future__ import annotations

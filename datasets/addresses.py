@@ -2,11 +2,11 @@
 
 An address is (seed, split, purpose, index). It is hashed to a 64-bit key, and the key is the state
 of a splitmix64 generator (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-2014) whose ``j``-th output is computed directly from ``j``. So a draw depends on its address alone.
+2014) whose ``j``-th output is computed directly from ``j``. So a draw depends only on its address.
 
-The streams of ``numpy.random`` and ``torch`` may change between releases, and a task set must not.
-Every operation is exact integer arithmetic or a single correctly rounded IEEE operation: the same
-bits on every machine.
+The streams of ``numpy.random`` and ``torch`` may change between releases. A task set must not.
+Every operation is exact integer arithmetic or a single correctly rounded IEEE operation, so every
+machine computes the same bits.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _S30, _S27, _S31, _S11 = (np.uint64(shift) for shift in (30, 27, 31, 11))
 
 
 def _mix(z: Keys) -> Keys:
-    """splitmix64's finaliser, a bijection of 64-bit words, in place; numpy's scalars would warn."""
+    """Apply splitmix64's finaliser, a bijection of uint64, in place; numpy scalars would warn."""
     z ^= z >> _S30
     z *= _MIX_1
     z ^= z >> _S27
@@ -33,11 +33,11 @@ def _mix(z: Keys) -> Keys:
 
 
 def keys(seed: int, split: str, purpose: str, index: ArrayLike) -> Keys:
-    """The keys at addresses (seed, split, purpose, index): int64 ``[...]`` to uint64 ``[...]``.
+    """Return the keys at (seed, split, purpose, index): int64 ``[...]`` to uint64 ``[...]``.
 
-    A scalar gives ``[1]``. BLAKE2b hashes strings: ``hash`` differs from process to process.
+    A scalar gives ``[1]``. BLAKE2b hashes the strings, because ``hash`` differs between processes.
     """
-    # The lengths keep ("ab", "c") and ("a", "bc") apart.
+    # The length of the split keeps ("ab", "c") and ("a", "bc") apart.
     text = f"{int(seed)}|{len(split)}|{split}|{purpose}".encode()
     base = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
     where = np.atleast_1d(np.asarray(index, dtype=np.int64)).astype(np.uint64)
@@ -45,22 +45,22 @@ def keys(seed: int, split: str, purpose: str, index: ArrayLike) -> Keys:
 
 
 def derive(keys: Keys, n: int) -> Keys:
-    """``n`` child keys of each key, the words of its stream: uint64 ``[...]`` to ``[..., n]``."""
+    """Return ``n`` child keys of each key (its stream): uint64 ``[...]`` to ``[..., n]``."""
     steps = np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN
     return _mix(keys[..., None] + steps)
 
 
 def uniforms(keys: Keys, n: int) -> NDArray[np.float64]:
-    """``n`` numbers of each key, uniform in [0, 1): uint64 ``[...]`` to float64 ``[..., n]``."""
+    """Return ``n`` uniforms in [0, 1) for each key: uint64 ``[...]`` to float64 ``[..., n]``."""
     return (derive(keys, n) >> _S11).astype(np.float64) * 2.0**-53
 
 
 def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
-    """``k`` distinct integers of [0, n) for each key, every ordered choice equally likely.
+    """Draw ``k`` distinct integers in [0, n) for each key; all ordered choices are equally likely.
 
-    uint64 ``[...]`` to int64 ``[..., k]``; ``n`` is one number, or one for each key: int64
-    ``[...]``. Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", 1987) draws the set;
-    a second draw puts it in random order. Raises ``ValueError`` if ``k`` is more than an ``n``.
+    Keys uint64 ``[...]`` give int64 ``[..., k]``. ``n`` is one number, or one for each key (int64
+    ``[...]``). Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", 1987) draws the set;
+    a second draw gives the random order. Raise ``ValueError`` if ``k`` is greater than an ``n``.
     """
     of = np.asarray(n, dtype=np.int64)
     if k < 0 or (of < k).any():
@@ -78,5 +78,5 @@ def choose(keys: Keys, n: ArrayLike, k: int) -> NDArray[np.int64]:
 
 
 def permutation(keys: Keys, n: int) -> NDArray[np.int64]:
-    """A random order of [0, n) for each key: uint64 ``[...]`` to int64 ``[..., n]``."""
+    """Return a random order of [0, n) for each key: uint64 ``[...]`` to int64 ``[..., n]``."""
     return np.argsort(derive(keys, n), axis=-1, kind="stable").astype(np.int64)

@@ -1,8 +1,8 @@
-"""Pickles of numpy arrays and plain containers, read without running anything that is in them.
+"""Read pickles of numpy arrays and plain containers without running anything inside them.
 
-A pickle may name any function and have it called. This reader knows stand-ins for the few names
-that numpy writes for an array, and refuses all others. Numpy's own code sees nothing before dtype
-and size were checked: damaged states can crash it.
+A pickle may name any function and call it. This reader has stand-ins for the few names that numpy
+writes for an array, and refuses all other names. It checks dtype and size before numpy's own code
+gets the data, because a damaged state can crash that code.
 """
 
 import math
@@ -17,7 +17,7 @@ from datasets.errors import DataError
 
 
 class _Array:
-    """What a pickle says of an array; empty until its state was read."""
+    """A stand-in for a pickled array; ``values`` is None until the state is read."""
 
     __slots__ = ("values",)
 
@@ -39,7 +39,7 @@ class _Array:
 
 
 class _Dtype:
-    """A dtype of booleans or numbers; all others, as of Python objects, are refused."""
+    """A stand-in for a dtype of booleans or numbers; it refuses others, such as Python objects."""
 
     __slots__ = ("code", "order")
 
@@ -49,7 +49,7 @@ class _Dtype:
             raise ValueError(f"arrays of {self.code!r} are not read")
 
     def __setstate__(self, state: Any) -> None:
-        # (version, byte order, …); what follows belongs to dtypes that are refused.
+        # (version, byte order, …). Only dtypes that are refused use the rest.
         self.order = _text(state[1])
         if self.order not in ("|", "<", ">", "="):
             raise ValueError(f"the byte order {self.order!r} is not known")
@@ -66,7 +66,7 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     # How Python 3 writes bytes for Python 2.
     ("_codecs", "encode"): lambda text, _encoding=None: text.encode("latin-1"),
-    # Bytes of length zero, whatever the version; nothing can be passed.
+    # How Python 3 writes empty bytes for Python 2. The stand-in accepts no arguments.
     ("__builtin__", "bytes"): lambda: b"",
 }
 
@@ -74,20 +74,20 @@ _NAMES: Final[dict[tuple[str, str], Any]] = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _NAMES:
-            raise pickle.UnpicklingError(f"it asks for {f'{module}.{name}'!a}")
-        # Another function each time: nothing that a pickle sets of one is there for the next.
+            raise pickle.UnpicklingError(f"it names {f'{module}.{name}'!a}")
+        # A new function each time: a pickle can set its attributes; the next must not see them.
         return lambda *arguments: _NAMES[module, name](*arguments)
 
 
 def read(path: Path) -> Any:
-    """Plain values and containers, and what :func:`array` makes arrays; or :class:`DataError`.
+    """Return plain values, containers and inputs of :func:`array`, or raise :class:`DataError`.
 
-    The keys of dictionaries, which Python 2 wrote as bytes, are texts on the first two levels.
+    Python 2 wrote the keys of dictionaries as bytes. On the first two levels they become strings.
     """
     try:
         with open(path, "rb") as file:
             return _named(_Unpickler(file, encoding="bytes").load(), 2)
-    # Damaged and hostile bytes raise errors of every kind, here or in Python's pickle machine.
+    # Damaged or hostile bytes raise errors of every kind, here or in Python's unpickler.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
@@ -103,10 +103,10 @@ def _named(found: Any, levels: int) -> Any:
 
 
 def array(found: Any) -> NDArray[Any]:
-    """An array that :func:`read` has found, read-only, or a list of integers; or ``ValueError``."""
+    """Convert :func:`read`'s array (read-only) or integer list; ``ValueError`` for other values."""
     if isinstance(found, _Array) and found.values is not None:
         return found.values
-    # A list of lists can be made to grow without end.
+    # No nested lists: a hostile pickle can make them expand without limit.
     if not isinstance(found, list) or not all(type(row) is int for row in found):
         raise ValueError(f"{type(found).__name__} in place of an array")
     return np.array(found)

@@ -1,7 +1,7 @@
 """Ordinary classification as a stream of tasks: a task is a mini-batch.
 
-So a mini-batch is a pure function of (seed, split, id), and batch statistics are of one, whatever
-the number of workers.
+So a mini-batch is a pure function of (seed, split, id). Batch statistics always come from one
+mini-batch, for any number of workers.
 """
 
 import functools
@@ -18,12 +18,12 @@ from datasets.episodes import Episodes, ImageClasses, scaled
 from datasets.errors import DataError
 from datasets.tasks import Task
 
-# A constant of the project, not the run's --seed: held-out examples come in one order.
+# A constant of the project, not the run's --seed: the order of held-out examples never changes.
 _SEED = 1998
 
 
 class Examples(NamedTuple):
-    """The ``n`` labelled images of a split, as a view of an array that others share."""
+    """The ``n`` labelled images of a split. Other splits may share the array ``images``."""
 
     images: NDArray[np.uint8]  # [images, H, W] or [images, H, W, 3]
     rows: NDArray[np.int64]  # [n], the rows of images that belong to the split
@@ -31,15 +31,15 @@ class Examples(NamedTuple):
 
 
 class Batches(Episodes):
-    """Mini-batches of E examples, to learn from or to be tested on.
+    """Mini-batches of E examples, for training or for evaluation.
 
-    *To learn from* (``reference`` is None): task ``id`` is batch ``id % b`` of epoch ``id // b``,
-    where an epoch is a permutation of the n examples at the address (seed, split, epoch), cut into
+    *Training* (``reference`` is None): task ``id`` is batch ``id % b`` of epoch ``id // b``. An
+    epoch is a permutation of the n examples at the address (seed, split, epoch), cut into
     b = n // E batches. The mini-batch is the query set; the support set is empty.
 
-    *To be tested on*: tasks 0, 1, … run through the examples in one order, whatever ``seed`` is,
-    and begin again. The support set is a batch of E training examples, those of ``reference``, at
-    the address (seed, split, id): what a network normalises by where no query may depend on others.
+    *Evaluation*: tasks 0, 1, … run through the examples in one order, the same for every ``seed``,
+    and start again. The support set is a batch of E training examples from ``reference``, at the
+    address (seed, split, id). Networks normalise by it if queries may not depend on one another.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Batches(Episodes):
         n = len(examples.rows)
         self.one_pass = n // batch_size if reference is None else -(-n // batch_size)
         self._order = addresses.permutation(addresses.keys(_SEED, split, "order", 0), n)[0]
-        # Consecutive ids ask for the same epoch; calls of other threads may be an epoch further.
+        # Consecutive ids need the same epoch. Another thread may already be in the next epoch.
         self._epoch = functools.lru_cache(maxsize=4)(self._permutation)
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), the support set empty while training."""
+        """Return the tasks with these ids (int64 ``[B]``); in training the support set is empty."""
         index = ids.detach().cpu().numpy()
         if self._reference is None:
             x, y = self._take(self._examples, self._drawn(len(self._examples.rows), index))
@@ -77,14 +77,14 @@ class Batches(Episodes):
         return Task(*support, *query)
 
     def samples(self) -> Iterator[NDArray[np.uint8]]:
-        """Eight images of each class."""
+        """Yield eight images of each class."""
         images, rows, labels = self._examples
         for label in np.unique(labels):
             own = rows[labels == label]
             yield images[own[np.linspace(0, len(own) - 1, 8).astype(int)]]
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in [0, n) of the batches with these indices (``[B]``): int64 ``[B, E]``."""
+        """Return places in [0, n) for batches with these indices (``[B]``): int64 ``[B, E]``."""
         size = self.batch_size
         places = np.empty((len(index), size), dtype=np.int64)
         for row, i in zip(places, index.tolist(), strict=True):
@@ -96,18 +96,18 @@ class Batches(Episodes):
         return addresses.permutation(addresses.keys(self.seed, self.split, "epoch", epoch), n)[0]
 
     def _take(self, examples: Examples, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Images and labels at ``places [B, E]``."""
+        """Return images and labels at ``places [B, E]``."""
         pixels = np.asarray(examples.images[examples.rows[places]])
         return scaled(pixels, self.dtype), torch.from_numpy(examples.labels[places])
 
 
 PLACES = {"train": range(0, 14), "validation": range(14, 16), "test": range(16, 20)}
-"""Of a class's 20 drawings, those of each split. In Omniglot the same hand drew the same place of
-every class of an alphabet: the test's are of hands that were never seen."""
+"""Each split's places in the 20 drawings of a class. In Omniglot, one hand drew the same place in
+every class of an alphabet, so its test drawings come from hands that its training drawings lack."""
 
 
 def labelled(found: ImageClasses, learned: Sequence[str], what: str) -> Examples:
-    """All images of classes that have names, labelled by their place among those ``learned``."""
+    """Return all images of named classes; a label is the place of the class in ``learned``."""
     names = list(found.names or ())
     if strange := sorted({*names} ^ {*learned}):
         raise DataError(f"{what} must have the classes of train, and {strange[0]} is not in both")
@@ -118,7 +118,7 @@ def labelled(found: ImageClasses, learned: Sequence[str], what: str) -> Examples
 
 
 def divide(found: ImageClasses, split: str, ways: int) -> Examples:
-    """Other drawings of the first ``ways`` classes; :class:`DataError` if there are too few."""
+    """Return the split's drawings of the first ``ways`` classes; :class:`DataError` if too few."""
     if not 1 <= ways <= len(found.first):
         raise DataError(f"--ways {ways}: the train split has only {len(found.first)} classes")
     places = np.asarray(PLACES[split])

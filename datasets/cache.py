@@ -1,8 +1,8 @@
-"""Where decoded arrays live on disk, and how they get there exactly once.
+"""Keep decoded arrays on disk, and build each array once.
 
-Of many workers that want the same array, one builds it under a file lock and renames it into place;
-the others wait and map it. A crash, a full disk or a kill leaves at most a temporary file, which
-the next builder removes. Later damage is found by a digest, and the array is built anew.
+When many workers want the same array, one worker builds it under a file lock and renames it into
+place; the others wait and map it. A crash, a full disk or a kill leaves at most a temporary file.
+The next builder removes that file. A digest detects later damage; then the array is built again.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
 
-# A builder that works for longer hangs: others build the same.
+# A builder that works for longer counts as hanging, and other workers build the same array.
 LIMIT_S = 3600.0
 
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
 
-_checked: set[tuple[Path, int, int, int]] = set()  # what this process has compared, as it was
+_checked: set[tuple[Path, int, int, int]] = set()  # (path, inode, size, ctime) that passed
 
 
 def cached(
     name: str, shape: tuple[int, ...], build: Callable[[], Chunks], *, title: str = ""
 ) -> Mapped:
-    """The uint8 array ``name`` of the cache, a path that ends in ``.npy``; built where it is not.
+    """Return the cache's uint8 array ``name``, a path that ends in ``.npy``; build a missing one.
 
-    ``build()`` yields uint8 chunks that fill ``shape`` in order. Who builds says so on standard
-    error, as ``title`` calls it. Raises :class:`DataError` when the cache cannot be written; errors
-    of ``build`` pass through. In either case nothing is left behind.
+    ``build()`` yields uint8 chunks that fill ``shape`` in order. The builder prints ``title``, if
+    any, to standard error. Raise :class:`DataError` when the cache cannot be written. Errors of
+    ``build`` pass through. In both cases no part of the array is left behind.
     """
     path = cache_root() / name
     with contextlib.suppress(DataError):
@@ -53,7 +53,7 @@ def cached(
             if alone:
                 whole.sweep(path)
             if title:
-                # Before build(), which may be most of it.
+                # Print this before build(), because build() may take most of the time.
                 print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
             _write(path, shape, build(), title)
     except OSError as error:
@@ -65,7 +65,7 @@ def cached(
 
 
 def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
-    """Map a file, compared once with its digest. Raises :class:`DataError` if it is not fit."""
+    """Map a file, after one check of its digest. Raise :class:`DataError` if the file is bad."""
     try:
         status = path.stat()
         stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
@@ -82,12 +82,12 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
 
 
 def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> None:
-    """Write a ``.npy`` file, with its digest, that appears whole or not at all."""
+    """Write a ``.npy`` file with its digest. The file appears whole or not at all."""
     from tqdm import tqdm
 
-    # No writable memory map: on a full disk a write raises ENOSPC, a mapped page kills the process.
+    # On a full disk, a write raises ENOSPC, but a writable memory map would kill the process.
     size = math.prod(shape)
-    quiet = None if title else True  # None: where there is no terminal
+    quiet = None if title else True  # None: quiet only without a terminal
     with (
         whole.written(path) as temporary,
         open(temporary, "w+b") as file,

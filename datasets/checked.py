@@ -1,4 +1,4 @@
-"""Data of a user's own, looked at before anybody learns from it: what is wrong is one line."""
+"""Check a user's own data before a learner uses the data; report a fault in one line."""
 
 import hashlib
 from collections import Counter
@@ -17,40 +17,40 @@ from datasets.tasks import Task
 from datasets.theirs import calling
 
 Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
-"""Of each part of a task: its dtype, and the shape of what one example has of it."""
+"""For each part of a task: its dtype, and the shape of one example in this part."""
 
 
 def form_of(task: Task) -> Form:
-    """What tasks are like, as one or more of them show: ``[B, E, …]`` each."""
+    """Return the form of one or more tasks; each part is ``[B, E, …]``."""
     parts = {name: getattr(task, name) for name in Task._fields}
     return {name: (part.dtype, tuple(part.shape[2:])) for name, part in parts.items()}
 
 
 @dataclass
 class Checked:
-    """Makes tasks as ``make`` does, converts and checks them; a :class:`DataError` names the task.
+    """Make tasks with ``make``, convert and check them; a :class:`DataError` names the bad task.
 
-    Floats become ``dtype``, and so do images of bytes (uint8 ``[B, E, C, H, W]``), divided by 255.
-    All other integers become int64.
+    Floats become ``dtype``. Images of bytes (uint8 ``[B, E, C, H, W]``) are divided by 255 and
+    become ``dtype``, too. All other integers become int64.
     """
 
     make: Callable[[Tensor], Any]
     known: DataSet
-    where: str  # "test task{} of seed 0", for their ids
+    where: str  # how messages name tasks: "test task{} of seed 0"
     dtype: torch.dtype
-    form: Form | None = None  # what all are to be like; None: as task 0
-    classes: int | None = None  # how many labels there may be
+    form: Form | None = None  # the form that all tasks must have; None: that of task 0
+    classes: int | None = None  # integer labels must be below this; None: any labels
 
     def __post_init__(self) -> None:
         made = self(torch.arange(1))
         self.form = self.form or form_of(made[0] if isinstance(made, list) else made)
 
     def __call__(self, ids: Tensor) -> Any:
-        """The tasks with these ids, int64 ``[B]``."""
+        """Return the tasks with these ids, int64 ``[B]``."""
         try:
             return self._made(ids)
         except DataError:
-            # Made one by one, the task at fault shows; and those that cannot be one batch.
+            # Make the tasks one by one to name the bad task. If each is good, the batch is bad.
             for one in ids.split(1) if len(ids) > 1 else ():
                 self._made(one)
             raise
@@ -64,7 +64,7 @@ class Checked:
                 raise
         if not isinstance(made, list):
             return self._looked_at(made, ids)
-        # Of sets of any sizes.
+        # In a list, the sets of tasks may have any sizes.
         if len(made) != len(ids):
             raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
         alone = [Task(*(part[None] for part in task)) for task in made]
@@ -90,7 +90,7 @@ class Checked:
         return self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
-        part = part.detach()  # data, whatever it was computed from
+        part = part.detach()  # tasks are data: no gradient flows into what made them
         if part.dtype == torch.uint8 and name.endswith("_x") and part.dim() == 5:
             return part.to(self.dtype).div_(255)
         if part.is_complex():
@@ -103,7 +103,7 @@ class Checked:
         for name in ("support_y", "query_y"):
             y = getattr(made, name)
             if not y.is_floating_point() and len(strange := y[(y < 0) | (y >= ways)]):
-                of = f"of {ways} ways they are from 0 to {ways - 1}"
+                of = f"of {ways} ways labels are from 0 to {ways - 1}"
                 return f"{name} has the label {int(strange.max())}; {of}"
         return ""
 
@@ -132,11 +132,11 @@ def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
 
 
 def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
-    """A warning where a split of a user's own data has classes of one before it; "" if none has."""
+    """Return a warning if a split of a user's own data has classes of an earlier split, or ""."""
     if not is_theirs(data):
         return ""
     said: list[str] = []
-    met: dict[bytes, str] = {}  # the split where images were met first, by their digest
+    met: dict[bytes, str] = {}  # a digest of images, to the first split that has them
     for episodes in splits:
         digests = [hashlib.blake2b(some.tobytes()).digest() for some in episodes.samples()]
         found = Counter(met[digest] for digest in digests if digest in met)

@@ -37,7 +37,7 @@ _NAMES = (
     "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
 CLASSES = _NAMES.split()
-# What is neither validated nor tested on is trained on.
+# All other classes are for training.
 HELD_OUT: dict[str, dict[str, str]] = {
     # Bertinetto et al. 2019, arXiv:1805.08136, the files splits/bertinetto/*.txt.
     "cifarfs": {
@@ -57,19 +57,19 @@ HELD_OUT: dict[str, dict[str, str]] = {
 
 
 def labels(name: str, split: str) -> NDArray[np.int64]:
-    """CIFAR-100's labels of a split of "cifarfs" or "fc100", sorted: int64 ``[c]``."""
+    """Return CIFAR-100's labels of a split of "cifarfs" or "fc100", sorted: int64 ``[c]``."""
     held_out = {part: frozenset(text.split()) for part, text in HELD_OUT[name].items()}
     of_split = held_out.get(split, {*CLASSES}.difference(*held_out.values()))
     return np.array([label for label, each in enumerate(CLASSES) if each in of_split])
 
 
 def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split of "cifarfs" or "fc100", in the order of their names, not rotated."""
+    """Return the classes of a split of "cifarfs" or "fc100", in order of names, not rotated."""
     return ImageClasses.of_equal_size(open_images(data_root), labels(name, split), rotate=False)
 
 
 def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
-    """The classes of each split of "cifarfs" or "fc100", as CIFAR-100 calls them."""
+    """Return the classes of each split of "cifarfs" or "fc100", by CIFAR-100's names."""
     return {
         split: [CLASSES[label] for label in labels(name, split)]
         for split in ("train", *HELD_OUT[name])
@@ -77,7 +77,7 @@ def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
 
 
 def open_images(data_root: Path) -> Mapped:
-    """CIFAR-100 by class, training images first: uint8 ``[100, 600, 32, 32, 3]``, read-only."""
+    """Map CIFAR-100 by class, training images first: uint8 ``[100, 600, 32, 32, 3]``, read-only."""
     source = SOURCES[_CIFAR]
     shape = (source.classes, sum(source.sizes.values()) // source.classes, *source.shape)
 

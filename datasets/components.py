@@ -1,13 +1,13 @@
 """Components (data sets, networks, learners, strategies) that own their facts.
 
-A component's file says what it holds in a literal at its top level::
+A component's file declares its components in a literal at its top level::
 
     COMPONENTS = {"glyphs": {"attribute": "open_classes", "help": "one line", ...}}
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
-flag need not wait for torch. A component that is ``"like"`` another one, of any file, begins with
-that one's facts and flags. Wherever a name is accepted, one in a user's own file is, too
-(:mod:`datasets.theirs`).
+flag need not wait for torch. A component can be ``"like"`` another component, of any file. Then it
+starts with the facts and flags of that component. A user's own file can hold components, too:
+their names are accepted wherever a component's name is (:mod:`datasets.theirs`).
 """
 
 import ast
@@ -26,38 +26,38 @@ from datasets.flags import OwnFlag, own_flags
 
 @dataclass(frozen=True)
 class Component:
-    """What a component says of itself; a kind of components adds facts of its own."""
+    """The facts of a component. A subclass for each kind of component adds facts."""
 
-    # With how many arguments, by position, this program calls one of its kind.
+    # How many positional arguments this program passes to a component of this kind.
     GIVEN: ClassVar[int] = 1
 
-    name: str  # what its flag is given: a name, or a user's own as `datasets.theirs` has it
+    name: str  # the value of its flag: a name, or a user's own name (`datasets.theirs`)
     module: str
-    attribute: str = ""  # what it is called there
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # that a user's own name has
+    attribute: str = ""  # its name in the module
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # written in a user's own name
     help: str = ""  # one line for --help
-    # The configuration's fields that only some components of its kind read, and it does. None: any,
-    # as of a user's own, of which nothing is known.
+    # Fields of the configuration that it reads and some other components of its kind do not. None:
+    # it may read any field, because nothing is known about a user's own component.
     reads: tuple[str, ...] | None = ()
-    # Fields that all others of its kind read, and why it does not: a predicate.
+    # Fields that it does not read, but others of its kind do, each with the reason: a verb phrase.
     ignores: Mapping[str, str] = field(default_factory=dict)
-    # Values that it cannot work with, by field, and why not: a predicate.
+    # Values that it cannot work with, by field, each with the reason: a verb phrase.
     refuses: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
-    # The fields of its own file (`datasets.flags`), and of the file of the one that it is like.
+    # Flags of its own file (`datasets.flags`) and of the file of the component that it is like.
     flags: Mapping[str, OwnFlag] = field(default_factory=dict)
 
     @property
     def is_theirs(self) -> bool:
-        """Whether it lives in a user's own file."""
+        """Return whether the component is in a user's own file."""
         return is_theirs(self.name)
 
     def load(self) -> Any:
-        """Import its module and return it."""
+        """Import the component's module and return the component."""
         return getattr(importlib.import_module(self.module), self.attribute)
 
     def maker(self) -> Callable[..., Any]:
-        """What to call for one: what :meth:`load` returns, with a user's own arguments, if any."""
-        # Copied: who changes a list that it is given must not change what the next one is given.
+        """Return the loaded component as a callable, with a user's own arguments bound."""
+        # Copy, because a callee may change a list that it gets. The next call needs the original.
         arguments = copy.deepcopy(dict(self.arguments))
         return functools.partial(self.load(), **arguments) if arguments else self.load()
 
@@ -66,9 +66,9 @@ Kind = TypeVar("Kind", bound=Component)
 
 
 def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kind]:
-    """The components of all files under ``folders``, in alphabetical order of file, by name.
+    """Return the components of all files under ``folders``, by name, in alphabetical file order.
 
-    ``root`` is where modules are imported from; facts are keyword arguments of ``kind``.
+    Modules are imported from ``root``. Facts are keyword arguments of ``kind``.
     """
     own: dict[str, dict[str, Any]] = {}
     files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
@@ -95,7 +95,7 @@ def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
 
 
 def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
-    """A component of its own facts, and those that it has of the one that it is like."""
+    """Return a component from its own facts and those of the component that it is like."""
     facts = own[name]
     other = own[facts["like"]] if "like" in facts else {}
     facts = {**other, **facts, "flags": other.get("flags", {}) | facts["flags"]}
@@ -104,12 +104,12 @@ def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
 
 
 def is_theirs(name: str) -> bool:
-    """Whether a name means something in a user's own file, as ``module:attribute``."""
+    """Return whether a name refers to a user's own file, as ``module:attribute``."""
     return ":" in name.partition("(")[0]
 
 
 def named(flag: str, name: str, there: Mapping[str, Kind]) -> Kind:
-    """The component of ours that is called so, or :class:`DataError`."""
+    """Return our component with this name, or raise :class:`DataError`."""
     if name in there:
         return there[name]
     near = difflib.get_close_matches(name, there, n=1)

@@ -1,4 +1,4 @@
-"""Downloads: one process at a time, none that waits for ever, and one line where one fails."""
+"""Downloads: one process at a time, with a timeout, and a one-line error on failure."""
 
 import contextlib
 import socket
@@ -13,11 +13,11 @@ _TIMEOUT_S = 30.0
 
 @contextlib.contextmanager
 def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
-    """Make ``folder``, and hold its lock, for what is downloaded there and read.
+    """Make ``folder`` and hold its lock while the caller downloads and reads files there.
 
-    Where that fails, a line says what is ``missing``, and what the user may ``put`` where instead.
+    On failure, a one-line error says what is ``missing`` and which files to ``put`` in which place.
     """
-    # torchvision's downloads have no time limit of their own.
+    # torchvision sets no timeout for its downloads.
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(_TIMEOUT_S)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -26,9 +26,9 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(lock).held(needed=True):
             yield
-    # What a failed download, or unreadable bytes of one, raise is of every kind.
+    # A failed download, or unreadable downloaded bytes, can raise errors of every kind.
     except Exception as error:
-        if made:  # as where the folder's name was mistyped
+        if made:  # for example, the folder's name was mistyped
             lock.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty
                 for path in made:

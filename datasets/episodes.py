@@ -25,57 +25,57 @@ SPLITS = ("train", "validation", "test")
 class Episodes(ABC):
     """An endless, addressable stream of tasks of one split, without any state.
 
-    Whoever holds an id can make the task, so ids travel between processes and images do not.
+    Any process can make a task from its id, so ids travel between processes and images do not.
     """
 
     split: str
-    # Tasks after which the same examples come again; None: they never do.
+    # The number of tasks after which the examples repeat; None: they never repeat.
     one_pass: int | None = None
-    # A digest of which classes the split has, for sets whose classes a user may change; else None.
+    # A digest of the split's class names, if the user determines the classes; else None.
     division: str | None = None
-    # What the classes are called that its tasks are drawn from; None: by nothing.
+    # The names of the classes that tasks are drawn from; None: the classes have no names.
     class_names: Sequence[str] | None = None
 
     def ids(self, iteration: int, meta_batch_size: int) -> Tensor:
-        """The task ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
+        """Return the ids of a meta-batch: int64 ``[B]``, ``iteration * B + (0, ..., B - 1)``."""
         first = iteration * meta_batch_size
         return torch.arange(first, first + meta_batch_size, dtype=torch.int64)
 
     def content(self) -> str | None:
-        """A digest of the split's images, for sets whose images a user may change; else None."""
+        """Return a digest of the split's images, if a user may change them; else None."""
         return None
 
     def samples(self) -> Iterator[NDArray[np.uint8]]:
-        """A few images of each class, the same each time; of what is no images, none."""
+        """Yield a few images of each class, the same each time; yield nothing for other data."""
         return iter(())
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the tasks' classes, by label, if they have any; ``ids`` is int64 ``[B]``."""
+        """Return the tasks' class names by label, if there are any; ``ids`` is int64 ``[B]``."""
         return None
 
     @abstractmethod
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), batched, on the CPU.
+        """Return the tasks with these ids (int64 ``[B]``), batched, on the CPU.
 
-        Pure: a task is the same alone or in a batch, in any order, in any process. Data of a user's
-        own may return a list of B tasks without the leading dimension, whose sets are of any sizes.
+        Pure: a task is the same alone or in a batch, in any order, in any process. A user's own
+        data may return a list of B tasks without the leading dimension; their sizes may differ.
         """
 
     def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:
-        """The keys of what is drawn for the tasks with these ids: uint64 ``[B]``."""
+        """Return the keys of the draws for the tasks with these ids: uint64 ``[B]``."""
         return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
 
     def remade(self, make: Callable[[Tensor], Task]) -> Self:
-        """These episodes, but with tasks that ``make`` returns for the same ids."""
+        """Return a copy of these episodes whose tasks come from ``make``, with the same ids."""
         found = copy.copy(self)
         found.__dict__["tasks"] = make
         return found
 
 
 def shuffled(episodes: Episodes, seed: int) -> Episodes:
-    """The same tasks, each support set in a random order, a pure function of (seed, split, id).
+    """Put each support set in a random order, a pure function of (seed, split, id).
 
-    In class-major order the labels of a part of it would be the same in every task.
+    In class-major order, a part of the support set would have the same labels in every task.
     """
 
     def tasks(ids: Tensor) -> Task:
@@ -89,16 +89,16 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
 
 
 class ImageClasses(NamedTuple):
-    """What a data set of images gives to few-shot tasks of a split with ``c`` classes.
+    """The images of a split with ``c`` classes, from which few-shot tasks are drawn.
 
-    The images of a class follow one another; classes may have different numbers of them.
+    The images of a class are consecutive. Classes may have different numbers of images.
 
     * ``images``: uint8 ``[n, H, W]`` or ``[n, H, W, 3]``, usually memory-mapped
     * ``first``: int64 ``[c]``, the row of ``images`` where each class begins
     * ``counts``: int64 ``[c]``, how many images each class has
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
-    * ``names``: the ``c`` names of the classes, for messages; None if nobody knows them by name
+    * ``names``: the ``c`` names of the classes, for messages; None if the classes have no names
     """
 
     images: NDArray[np.uint8]
@@ -111,7 +111,7 @@ class ImageClasses(NamedTuple):
     def of_equal_size(
         cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
     ) -> ImageClasses:
-        """Those in ``rows``, int64 ``[c]``, of ``images``, uint8 ``[classes, n, H, W(, 3)]``."""
+        """Return classes ``rows``, int64 ``[c]``, of ``images [classes, n, H, W(, 3)]``, uint8."""
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
@@ -121,13 +121,13 @@ class ImageClasses(NamedTuple):
     def in_order(
         cls, images: NDArray[np.uint8], counts: Sequence[int], names: Sequence[str]
     ) -> ImageClasses:
-        """Classes that follow one another, with ``counts`` images each; not to be rotated."""
+        """Return consecutive classes with ``counts`` images each, without rotation."""
         of_each = np.array(counts, dtype=np.int64)
         return cls(images, np.cumsum(of_each) - of_each, of_each, rotate=False, names=names)
 
 
 class Layout(NamedTuple):
-    """What ``B`` image tasks consist of, before any image is read."""
+    """The composition of ``B`` image tasks, before any image is read."""
 
     classes: NDArray[np.int64]  # [B, N], places in the split's list of classes, by label
     images: NDArray[np.int64]  # [B, N, K+Q], distinct rows of the image array, the support's first
@@ -154,7 +154,7 @@ class FewShotImages(Episodes):
     ) -> None:
         """Raise :class:`DataError`, naming the flag, if the split is too small; read no image.
 
-        No class is left out, so that the classes do not depend on ``shots`` and ``queries``.
+        Small classes are not skipped, so that ``shots`` and ``queries`` do not change the classes.
         """
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
@@ -188,7 +188,7 @@ class FewShotImages(Episodes):
         self.images = images.view(np.ndarray) if isinstance(images, np.memmap) else images
 
     def layout(self, ids: Tensor) -> Layout:
-        """The composition of the tasks with these ids (int64 ``[B]``). Touches no image."""
+        """Return the composition of the tasks with these ids (int64 ``[B]``). Read no image."""
         drawn = self.keys(ids, "classes", self.seed)
         classes = addresses.choose(drawn, len(self.first), self.ways)
         drawn = addresses.derive(self.keys(ids, "drawings", self.seed), self.ways)
@@ -200,7 +200,7 @@ class FewShotImages(Episodes):
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
-        """A digest of the pixels of each class, which are read for it; None for known classes."""
+        """Read all pixels and return their digest; None if the classes have no names."""
         if self.class_names is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
@@ -210,18 +210,18 @@ class FewShotImages(Episodes):
         return found.hexdigest()
 
     def samples(self) -> Iterator[NDArray[np.uint8]]:
-        """Eight images of each class."""
+        """Yield eight images of each class."""
         for first, count in zip(self.first, self.counts, strict=True):
             yield self.images[first + np.linspace(0, count - 1, 8).astype(int)]
 
     def names(self, ids: Tensor) -> list[list[str]] | None:
-        """The names of the tasks' classes, by label; reads no image."""
+        """Return the names of the tasks' classes, by label; read no image."""
         if (names := self.class_names) is None:
             return None
         return [[names[row] for row in task] for task in self.layout(ids).classes]
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
+        """Return tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
         layout = self.layout(ids)
         pixels = np.asarray(self.images[layout.images])
         if self.rotate:
@@ -232,13 +232,13 @@ class FewShotImages(Episodes):
         return Task(*itertools.chain.from_iterable(map(self._labelled, parts)))
 
     def _labelled(self, pixels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
-        """uint8 ``[B, N, n, H, W]`` (or ``[..., 3]``) as examples in class-major order."""
+        """Return uint8 ``[B, N, n, H, W(, 3)]`` as class-major examples, with their labels."""
         batch, ways, n, *image = pixels.shape
         labels = torch.arange(ways).repeat_interleave(n).repeat(batch, 1)
         return scaled(pixels.reshape(batch, ways * n, *image), self.dtype), labels
 
 
 def scaled(pixels: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-    """uint8 ``[B, E, H, W]`` or ``[B, E, H, W, 3]`` to ``dtype [B, E, C, H, W]`` in [0, 1]."""
+    """Convert uint8 ``[B, E, H, W(, 3)]`` to ``dtype [B, E, C, H, W]`` in [0, 1]."""
     first = np.moveaxis(pixels, -1, 2) if pixels.ndim == 5 else pixels[:, :, None]
     return torch.from_numpy(np.ascontiguousarray(first)).to(dtype).div_(255)

@@ -1,4 +1,4 @@
-"""The errors that a user has to read, and can mend: no traceback helps there."""
+"""Errors that the user must read and can fix. A traceback would not help."""
 
 
 class UserError(Exception):
@@ -6,4 +6,4 @@ class UserError(Exception):
 
 
 class DataError(UserError, ValueError):
-    """Data is missing, damaged, or asked for in a way it cannot serve."""
+    """Data is missing or damaged, or cannot serve the request."""

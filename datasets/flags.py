@@ -1,12 +1,12 @@
-"""Flags: the fields of the configuration, each with what it says of itself.
+"""Flags: the fields of the configuration, each with its facts.
 
 A component's own flags are a class ``Flags`` at the top level of its file::
 
     class Flags:
         context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
-It is read as text (:mod:`datasets.components`), and every component of the file reads these flags.
-What components of several files read is in ``maml.config.fields``.
+The class is read as text (:mod:`datasets.components`). All components of the file read these flags.
+A flag that components of several files read is in ``maml.config.fields``.
 """
 
 import ast
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 MOST = 2**31 - 1
-"""What is counted is at most this: beyond, some library's int32 overflows, far from the flag."""
+"""The limit of integer flags: a larger one overflows some library's int32, far from the flag."""
 
 
 class Role(enum.Enum):
-    """What else depends on a field's value."""
+    """What depends on a field's value."""
 
     SAME_RUN = "a resumed run must share it with its beginning to be the same run"
     RESULT = "a result depends on it, too; a resumed run may have it otherwise"
@@ -35,25 +35,25 @@ SAME_RUN, RESULT, WAY, HOST = Role
 class FieldFacts:
     """Facts of a field."""
 
-    group: str = ""  # its heading in --help; "" for what is no flag
+    group: str = ""  # its heading in --help; "" if the field is no flag
     role: Role = WAY
     help: str = ""
-    least: float | None = None  # its value may be as low as this,
-    above: float | None = None  # or must exceed this
+    least: float | None = None  # the lowest value that is allowed
+    above: float | None = None  # the value must exceed this
     below: float | None = None
     most: float | None = None
-    names: bool = False  # its values are names of components, of the kind that is called as it is
-    # ("field", "value", …): it has an effect only where that field has one of these values. Which
-    # component reads it is said by the component.
+    names: bool = False  # its values name components; the field's own name is their kind
+    # ("field", "value", …): the flag has an effect only if that field has one of these values.
+    # Components declare in their own facts which flags they read.
     read_with: tuple[str, ...] | None = None
-    chooses: bool = False  # validations, and so the model that validated best, depend on it
+    chooses: bool = False  # validations depend on it, and so does the choice of the best model
 
 
 _KEY = "facts"
 
 
 def flag(default: Any, help: str, role: Role = SAME_RUN, **facts: Any) -> Any:
-    """Return a dataclass field with `FieldFacts`; a default that is a function is called."""
+    """Return a dataclass field with `FieldFacts`; a callable default is a default factory."""
     metadata = {_KEY: FieldFacts(role=role, help=help, **facts)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
@@ -66,7 +66,7 @@ def facts_of(config: Any) -> dict[str, FieldFacts]:
 
 
 class OwnFlag(NamedTuple):
-    """A component's own flag: its type, and what `flag` is called with."""
+    """A component's own flag: its type, and the arguments of its call of `flag`."""
 
     type: Any
     arguments: list[Any]
@@ -95,7 +95,7 @@ def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
 
 
 def _type(node: ast.expr) -> Any:
-    """Return what an annotation means: a type, one or None, or a `Literal`."""
+    """Return the type of an annotation: a type, a type or None, or a `Literal`."""
     if isinstance(node, ast.BinOp):
         return _type(node.left) | None
     if isinstance(node, ast.Subscript):
@@ -104,5 +104,5 @@ def _type(node: ast.expr) -> Any:
 
 
 def _value(node: ast.expr) -> Any:
-    """Return what an argument of `flag` means: a literal, or the name of a `Role`."""
+    """Return the value of an argument of `flag`: a literal, or the `Role` with that name."""
     return Role[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)

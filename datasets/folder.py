@@ -1,9 +1,9 @@
 """``--data folder``: a user's own images, in folders of classes.
 
-``--data-root`` is the folder itself. It is divided by the user, ``PATH/train/<class>/*`` and so on,
-or has the classes beside one another, ``PATH/<class>/*``; then the program divides them. Decoded
-images of a split lie in one array in the cache, which is found by the paths, sizes and times of the
-files: a folder that changed is decoded again.
+``--data-root`` is the folder itself. Either the user divides it (``PATH/train/<class>/*``, the same
+for the other splits), or it holds ``PATH/<class>/*`` and the program divides the classes. The cache
+holds a split's decoded images in one array. The array's name depends on the paths, sizes and times
+of the files, so a changed folder is decoded again.
 """
 
 import itertools
@@ -35,7 +35,7 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     image_size: int = flag(
         84,
@@ -45,11 +45,11 @@ class Flags:
     image_mode: Literal["rgb", "grey"] = flag("rgb", "Colour or grey.")
     split_fractions: str = flag(
         "0.64,0.16,0.2",
-        "Of the classes, for train, validation and test, where they are not divided.",
+        "Fractions of the classes for train, validation and test, if the folder is not divided.",
     )
 
 
-# The split of a folder that is called so.
+# The name of a folder, to its split.
 _SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 FRACTIONS = "0.64,0.16,0.2"  # for train, validation and test: MiniImageNet's 64, 16 and 20 of 100
 
@@ -58,21 +58,21 @@ _FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, t
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016
 
-Classes: TypeAlias = dict[str, list[str]]  # the images of each class, by its path below the folder
+Classes: TypeAlias = dict[str, list[str]]  # a class's path below the folder, to the class's images
 
 
 class FolderImages(NamedTuple):
     """The images of a folder, decoded."""
 
-    classes: list[str]  # in order; one, "", for a folder of images alone
-    arrays: list[Pixels]  # of each class uint8 [n, H, W] or [n, H, W, 3]
-    files: list[list[str]]  # of each class the paths of its n images
+    classes: list[str]  # in order; [""] for a folder that holds only images
+    arrays: list[Pixels]  # for each class, uint8 [n, H, W] or [n, H, W, 3]
+    files: list[list[str]]  # for each class, the paths of its n images
 
 
 def image_shape(
     *, image_size: int = 84, image_mode: Mode = "rgb", **_unused: object
 ) -> tuple[int, int, int]:
-    """The (C, H, W) of the images, which the request alone determines."""
+    """Return the (C, H, W) of the images. Only the request determines it."""
     return (3 if image_mode == "rgb" else 1, image_size, image_size)
 
 
@@ -86,13 +86,13 @@ def open_classes(
     ways: int = 0,
     **_unused: object,
 ) -> ImageClasses:
-    """A split's classes, in the order of their names; too few are refused, and nothing decoded."""
+    """Return a split's classes, in the order of names; refuse too few before images are decoded."""
     decoder = Decoder(image_size, image_mode)
     root, splits = _divided(data_root, split_fractions, {split: ways})
     images = list(itertools.chain.from_iterable(splits[split].values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     array = cached_images(
-        # The 2: raise it when the decoder's output changes.
+        # Raise the 2 when the decoder's output changes.
         f"folder/{name}-{split}-upright-white-fit-lanczos-2-{image_mode}-{image_size}",
         [in_folder(root, images, decoder.file)],
         (len(images), *decoder.shape),
@@ -105,19 +105,19 @@ def open_classes(
 def list_classes(
     *, data_root: Path, ways: Mapping[str, int], split_fractions: str = FRACTIONS, **_unused: object
 ) -> dict[str, list[str]]:
-    """The classes of each split, or :class:`DataError`; paths below the folder. Decodes nothing."""
+    """Return each split's classes as paths below the folder, or raise :class:`DataError`."""
     _, splits = _divided(data_root, split_fractions, ways)
     return {split: [*classes] for split, classes in splits.items()}
 
 
 def own_name(name: str) -> str:
-    """What a class is called that :func:`list_classes` names: without the folder of its split."""
+    """Return a class name of :func:`list_classes` without the folder of its split."""
     split, _, rest = name.partition("/")
     return rest if rest and split in _SPLIT_OF else name
 
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
-    """Decode a folder of classes, or of images without classes, or one file; nothing is cached."""
+    """Decode a folder of classes, a folder of images, or one file. Cache nothing."""
     root = Path(place).expanduser().absolute()
     if root.is_file():
         root, classes = root.parent, {"": [root.name]}
@@ -139,13 +139,13 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
 def _divided(
     data_root: Path, split_fractions: str, ways: Mapping[str, int]
 ) -> tuple[Path, dict[str, Classes]]:
-    """The folder that the user names, and each split's classes: at least its ``ways``."""
+    """Return the user's folder and each split's classes. A split needs at least its ``ways``."""
     if Path(data_root) == default_data_root():
         raise DataError("--data folder needs --data-root, the folder of your images")
     root = Path(data_root).expanduser().absolute()
     if not (top := look(root).folders):
         raise DataError(f"{shown(root)}: no folders of images in it; {_FORMS}")
-    # One called `test` that has no folders is a class of that name.
+    # A folder `test` that has no folders in it is a class with the name `test`.
     if there := [name for name in _SPLIT_OF if name in top and look(root, name).folders]:
         if split_fractions != FRACTIONS:
             raise DataError(
@@ -186,12 +186,12 @@ def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:
 
 
 def _drawn(n: int, fractions: str) -> dict[str, NDArray[np.int64]]:
-    """Divide ``n`` classes at random: the same for the same ``n`` and fractions, everywhere."""
+    """Divide ``n`` classes at random, but the same way everywhere for equal ``n`` and fractions."""
     try:
         shares = [float(part) for part in fractions.split(",")]
     except ValueError:
         shares = []
-    # `not` what must hold: nan must fail too.
+    # Negate the condition that must hold, so that nan fails, too.
     if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):
         raise DataError(
             f"--split-fractions {fractions}: must be three numbers, for train, validation and "
@@ -203,7 +203,7 @@ def _drawn(n: int, fractions: str) -> dict[str, NDArray[np.int64]]:
 
 
 def _check_disjoint(root: Path, names: Iterable[str]) -> None:
-    """Raise :class:`DataError` for a class in two splits: it would be tested on, and learned."""
+    """Raise :class:`DataError` if two splits share a class, because tested classes must be new."""
     seen: dict[str, str] = {}
     for path in names:
         name = unicodedata.normalize("NFC", path.split("/", 1)[1])

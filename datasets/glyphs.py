@@ -1,10 +1,10 @@
 """Glyphs: characters that the program draws itself, so that a fresh machine has data.
 
-A class is a character: two to four pen strokes, each a quadratic Bezier curve, often joined to an
-earlier stroke. A drawing of it moves the control points a little and varies slant, size, position
-and pen. All of it follows from addresses, and the arithmetic is only ``+ - * / sqrt min max floor``
-on IEEE floats, elementwise, so every machine draws the same bits: no ``sin`` or ``exp`` (they
-differ between libraries), no matrix products, no sums of unknown order.
+A class is a character: two to four pen strokes. A stroke is a quadratic Bezier curve, often joined
+to an earlier stroke. A drawing moves the control points a little and varies slant, size, position
+and pen. Addresses determine all of this. The arithmetic is only ``+ - * / sqrt min max floor`` on
+IEEE floats, elementwise, so every machine draws the same bits. We avoid ``sin`` and ``exp`` (they
+differ between libraries), matrix products, and sums of unknown order.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ SIZE = 28
 DRAWINGS = 20
 CLASSES: dict[str, int] = {"train": 800, "validation": 100, "test": 200}
 
-# Raise it when the bits change: it is part of the cache's file name.
+# Raise this when the bits change. It is part of the cache's file name.
 VERSION = 1
 # A constant of the data set, not the run's --seed: there is one set of glyphs.
 _SEED = 28
@@ -43,8 +43,8 @@ _STROKES = 4
 _POINTS = 24
 _CHUNK = 25
 
-# How much a hand varies between drawings; together these set the difficulty. Lengths in units of
-# the character's box, which is 1 wide and 1 high.
+# How much a hand varies between drawings; together these set the difficulty. The jitter is in units
+# of the character's box, which is 1 wide and 1 high. Scale, shift and pen are in pixels.
 _JITTER = 0.09
 _TURN = 0.16
 _SHEAR = 0.22
@@ -54,23 +54,23 @@ _PEN = (0.7, 1.25)
 
 
 def open_classes(split: str, **_unused: object) -> ImageClasses:
-    """The glyphs of a split, not to be rotated; the classes of the splits are disjoint."""
+    """Return the glyphs of a split, without rotation; the splits have disjoint classes."""
     images = open_images(split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
 def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
-    """Other drawings of the first ``ways`` training classes."""
+    """Return the split's drawings of the first ``ways`` training classes."""
     return divide(open_classes("train", **options), split, ways)
 
 
 def open_images(split: str) -> Mapped:
-    """The drawings of a split, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0."""
+    """Map a split's drawings, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0."""
     count = CLASSES[split]
     shape = (count, DRAWINGS, SIZE, SIZE)
 
     def chunks() -> Iterator[NDArray[np.uint8]]:
-        # Few at a time: the memory stays small, and in the processor's cache.
+        # Draw a few at a time, so that the memory stays small and fits the processor's cache.
         for start in range(0, count, _CHUNK):
             yield draw(split, np.arange(start, min(start + _CHUNK, count)))
 
@@ -96,7 +96,7 @@ def draw(split: str, classes: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _characters(keys: addresses.Keys) -> tuple[Floats, NDArray[np.bool_]]:
-    """Control points ``[n, S, 3, 2]`` in [-1/2, 1/2]^2, and which strokes exist, ``[n, S]``."""
+    """Draw control points ``[n, S, 3, 2]`` in [-1/2, 1/2]^2, and which strokes exist ``[n, S]``."""
     n = len(keys)
     per_stroke = 8
     u = addresses.uniforms(keys, 1 + _STROKES * per_stroke)
@@ -107,13 +107,13 @@ def _characters(keys: addresses.Keys) -> tuple[Floats, NDArray[np.bool_]]:
     for s in range(_STROKES):
         start = u[:, s, 0:2]
         if s > 0:
-            # Most strokes set out from the end or the middle of the one before: a pen seldom jumps.
+            # Most strokes start at the end or the middle of the last stroke: a pen seldom jumps.
             before = controls[:, s - 1]
             middle = 0.25 * before[:, 0] + 0.5 * before[:, 1] + 0.25 * before[:, 2]
             which = u[:, s, 6, None]
             start = np.where(which < 0.4, before[:, 2], np.where(which < 0.65, middle, start))
         end = u[:, s, 2:4]
-        # Short strokes are dots after rasterising: mirror the end through the box's middle instead.
+        # A short stroke would be a dot after rasterising: mirror its end through the box's middle.
         across = end - start
         short = across[:, 0] * across[:, 0] + across[:, 1] * across[:, 1] < 0.2
         end = np.where(short[:, None], 1.0 - end, end)
@@ -130,7 +130,7 @@ def _characters(keys: addresses.Keys) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def _boxed(controls: Floats, present: NDArray[np.bool_]) -> Floats:
-    """Scale the characters to the box [-1/2, 1/2]^2, keeping slender ones slender to a degree."""
+    """Scale the characters to the box [-1/2, 1/2]^2; a slender one stays slender to a degree."""
     there = present[:, :, None, None]
     low = np.where(there, controls, np.inf).min(axis=(1, 2))
     high = np.where(there, controls, -np.inf).max(axis=(1, 2))
@@ -141,7 +141,7 @@ def _boxed(controls: Floats, present: NDArray[np.bool_]) -> Floats:
 
 
 def _along(p: Floats) -> Floats:
-    """Points along quadratic Bezier curves: one coordinate ``[..., S, 3]`` to ``[..., S, P]``."""
+    """Return points on quadratic Bezier curves: coordinates ``[..., S, 3]`` to ``[..., S, P]``."""
     t = np.arange(_POINTS) / (_POINTS - 1.0)
     s = 1.0 - t
     first, second, third = p[..., 0, None], p[..., 1, None], p[..., 2, None]
@@ -149,13 +149,13 @@ def _along(p: Floats) -> Floats:
 
 
 def _place(x: Floats, y: Floats, hand: Floats) -> tuple[Floats, Floats]:
-    """Slant, size, turn and move the points ``[..., S, P]`` by ``hand`` ``[..., 7]``, to pixels."""
+    """Slant, scale, turn and move points ``[..., S, P]`` by ``hand [..., 7]``; return pixels."""
     signed = 2.0 * hand - 1.0
 
     def part(values: Floats) -> Floats:
         return values[..., None, None]
 
-    # The rational parametrisation of the circle turns without a sine; t: tangent of half the angle.
+    # The rational parametrisation of the circle needs no sine. t is the tangent of half the angle.
     t = part(_TURN * signed[..., 0])
     cosine, sine = (1.0 - t * t) / (1.0 + t * t), (2.0 * t) / (1.0 + t * t)
     width = part(_SCALE[0] + (_SCALE[1] - _SCALE[0]) * hand[..., 2])
@@ -170,8 +170,8 @@ def _place(x: Floats, y: Floats, hand: Floats) -> tuple[Floats, Floats]:
 
 
 def _ink(x: Floats, y: Floats, radius: Floats) -> NDArray[np.uint8]:
-    """Rasterise ``[n, P]`` pen positions with pens of ``[n]`` pixels: uint8 ``[n, 28, 28]``."""
-    # Single precision, IEEE too, halves the traffic of the loop that takes all the time.
+    """Rasterise ``[n, P]`` pen positions; ``radius [n]`` is in pixels: uint8 ``[n, 28, 28]``."""
+    # The loop takes almost all the time. Single precision (IEEE, too) halves its memory traffic.
     grid = np.arange(SIZE, dtype=np.float32)
     x32, y32 = x.astype(np.float32), y.astype(np.float32)
     nearest = np.full((len(x), SIZE, SIZE), 1e6, dtype=np.float32)

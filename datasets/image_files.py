@@ -1,7 +1,7 @@
-"""Files of images as they lie on disk, in a folder, a ``.zip`` or a ``.tar.xz``; and all decoded.
+"""List and decode image files in a folder, a ``.zip`` or a ``.tar.xz``.
 
-In a folder an image is a file whose ending Pillow reads. Hidden files and folders count for
-nothing. Symbolic links are followed.
+In a folder, an image is a file with an ending that Pillow reads. Hidden files and folders are
+ignored. Symbolic links are followed.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ _MOST_PIXELS = 4096
 
 
 class Content(NamedTuple):
-    """What lies directly in a folder: the paths of images below the root, and names of folders."""
+    """The direct content of a folder: paths of images below the root, and names of folders."""
 
     images: list[str]
     folders: list[str]
@@ -47,25 +47,25 @@ class Content(NamedTuple):
 
 @functools.cache
 def endings() -> frozenset[str]:
-    """The endings of the files that Pillow reads, as ``.png``."""
+    """Return the endings of the files that Pillow reads, such as ``.png``."""
     Image.init()
     known = Image.registered_extensions().items()
     return frozenset(ending for ending, kind in known if kind in Image.OPEN)
 
 
 def look(root: Path, below: str = "") -> Content:
-    """List the folder ``below`` of ``root``. Raises :class:`DataError`, naming it."""
+    """List the folder ``below`` of ``root``, or raise a :class:`DataError` that names it."""
     images, folders = [], []
     try:
         with os.scandir(root / below) as entries:
             for entry in entries:
-                # Of archivers and file servers: copies of other files' names, no classes.
+                # Archivers and file servers add these. They are no images and no classes.
                 if entry.name[0] == "." or entry.name in ("__MACOSX", "@eaDir"):
                     continue
                 if entry.is_dir():
                     folders.append(entry.name)
                 elif os.path.splitext(entry.name)[1].lower() in endings():
-                    # A link to nothing, too, which decoding will name.
+                    # Broken links are listed, too. The decoder's error will name them.
                     images.append(f"{below}/{entry.name}" if below else entry.name)
     except OSError as error:
         raise DataError(f"{shown(root / below)}: cannot be read ({error.strerror})") from error
@@ -73,26 +73,26 @@ def look(root: Path, below: str = "") -> Content:
 
 
 def _in_order(name: str) -> tuple[str, str]:
-    """The key that names are sorted by, however a file system spells their accents."""
+    """Return a sort key that does not depend on how a file system encodes accents."""
     return unicodedata.normalize("NFC", name), name
 
 
 def shown(path: Path | str) -> str:
-    """A path for a message of one line: quoted if it holds what cannot be printed."""
+    """Return a path for a one-line message, quoted if it has unprintable characters."""
     text = str(path)
     return text if text.isprintable() else ascii(text)
 
 
 class Source(NamedTuple):
-    """Images on disk: what changes when they do, and what decodes all of them once, in order."""
+    """Images on disk: ``state`` changes when the files do; ``chunks`` decodes all in order."""
 
     state: str
     chunks: Callable[[], Iterator[Pixels]]
 
 
 def in_folder(folder: Path, names: Sequence[str], decode: Decode) -> Source:
-    """The files of these names below a folder."""
-    # Joined by hand: pathlib is slow at it, and there may be many.
+    """Return the source of the files with these names below a folder."""
+    # Join the paths as strings, because pathlib is slow and there may be many files.
     state = "\n".join(f"{name} {stamp(f'{folder}/{name}')}" for name in names)
 
     def read(name: str) -> bytes:
@@ -102,7 +102,7 @@ def in_folder(folder: Path, names: Sequence[str], decode: Decode) -> Source:
 
 
 def open_zip(path: Path) -> zipfile.ZipFile:
-    """A ``.zip``. Raises :class:`DataError`, naming it, if it is none."""
+    """Open a ``.zip``, or raise a :class:`DataError` that names it."""
     try:
         return zipfile.ZipFile(path)
     except (OSError, zipfile.BadZipFile) as error:
@@ -110,7 +110,7 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 
 def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> Source:
-    """The files of these names in a ``.zip``."""
+    """Return the source of the files with these names in a ``.zip``."""
     found = map(archive.getinfo, names)
     state = "\n".join(f"{each.filename} {each.CRC} {each.file_size}" for each in found)
     place = Path(str(archive.filename))
@@ -118,13 +118,13 @@ def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> So
 
 
 def in_tar(path: Path, names: Sequence[str], decode: Decode) -> Source:
-    """The files of these names in a ``.tar.xz``, in whatever folders; it may hold others."""
+    """Return the source of files by name, in any folders of a ``.tar.xz``; ignore other files."""
     state = "\n".join([*names, stamp(path)])
     return Source(state, lambda: decode_all(path, names, _of_tar(path, {*names}), decode))
 
 
 def _of_tar(path: Path, names: set[str]) -> Read:
-    """What reads these files, from memory: ``.xz`` cannot seek."""
+    """Return a reader of these files from memory, because ``.xz`` cannot seek."""
     found: dict[str, bytes] = {}
     try:
         with lzma.open(path) as stream:
@@ -134,7 +134,7 @@ def _of_tar(path: Path, names: set[str]) -> Read:
                     file = archive.extractfile(member) if name in names else None
                     if file is not None:
                         found[name] = file.read()
-            # The checksum of the contents follows them.
+            # Read to the end to check the checksum, which follows the contents.
             while stream.read(1 << 20):
                 pass
     except (OSError, EOFError, lzma.LZMAError, tarfile.TarError) as error:
@@ -151,7 +151,7 @@ def _of_tar(path: Path, names: set[str]) -> Read:
 def cached_images(
     name: str, sources: Sequence[Source], shape: tuple[int, ...], title: str
 ) -> Mapped:
-    """All images of some sources, decoded once and mapped from the cache: uint8 ``shape``."""
+    """Decode all images of the sources once; map them from the cache: uint8 ``shape``."""
     state = "\n".join(source.state for source in sources).encode("utf-8", "surrogateescape")
     return cached(
         f"{name}-{hashlib.blake2b(state, digest_size=12).hexdigest()}.npy",
@@ -162,7 +162,7 @@ def cached_images(
 
 
 def stamp(path: Path | str) -> str:
-    """What changes when a file does; "" for a file that is not there, which decoding will name."""
+    """Return a text that changes with a file; "" for a missing file, which decoding will report."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
         return f"{status.st_size} {status.st_mtime_ns}"
@@ -170,14 +170,14 @@ def stamp(path: Path | str) -> str:
 
 
 def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) -> Iterator[Pixels]:
-    """All images in order, in chunks uint8 ``[n, …]``; at the end damaged ones are refused."""
+    """Yield all images in order, in chunks uint8 ``[n, …]``; at the end, raise for damaged ones."""
     damaged: list[str] = []
 
     def decoded(name: str) -> Pixels | None:
         try:
             with Image.open(io.BytesIO(read(name))) as image:
                 return decode(image)
-        # Pillow's readers meet damaged bytes with errors of every kind.
+        # For damaged bytes, Pillow's readers raise errors of every kind.
         except Exception as error:
             damaged.append(f"{shown(place / name)} ({_reason(error)})")
             return None
@@ -185,7 +185,7 @@ def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) ->
     # Pillow decodes and resizes outside the interpreter's lock.
     cores = len(os.sched_getaffinity(0))
     with warnings.catch_warnings(), ThreadPoolExecutor(cores, "decode") as threads:
-        # About odd EXIF data and large images; what matters is whether they can be decoded.
+        # Pillow warns about odd EXIF data and large images. Only decoding errors matter here.
         warnings.simplefilter("ignore")
         # Not all at once: the pixels of a large folder do not fit into memory.
         for start in range(0, len(names), _AT_ONCE * cores):
@@ -210,10 +210,10 @@ def _reason(error: Exception) -> str:
 
 
 class Decoder:
-    """Makes images arrays, ``size`` pixels wide and high, in colour (rgb) or not (grey)."""
+    """Convert images to arrays, ``size`` pixels wide and high, in colour (rgb) or grey."""
 
     def __init__(self, size: int, mode: str) -> None:
-        """Raise :class:`DataError`, naming the flag, for a size or mode that cannot be."""
+        """Raise a :class:`DataError` that names the flag for an invalid size or mode."""
         if not 1 <= size <= _MOST_PIXELS:
             raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
         if mode not in ("rgb", "grey"):
@@ -222,25 +222,25 @@ class Decoder:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of an image: ``[size, size, 3]`` or ``[size, size]``."""
+        """Return the shape of an image: ``[size, size, 3]`` or ``[size, size]``."""
         return (self.size, self.size, 3) if self.mode == "rgb" else (self.size, self.size)
 
     def file(self, opened: Image.Image) -> Pixels:
-        """An image file that Pillow has just opened, as :meth:`image`."""
+        """Decode an image file that Pillow has just opened, as :meth:`image` does."""
         # A JPEG much larger than wanted is decoded at a half, a quarter or an eighth of its size.
         opened.draft(None, (2 * self.size, 2 * self.size))
         return self.image(opened)
 
     def image(self, opened: Image.Image) -> Pixels:
-        """One image as uint8 ``[size, size]`` or ``[size, size, 3]``.
+        """Return one image as uint8 ``[size, size]`` or ``[size, size, 3]``.
 
-        It is turned upright as its EXIF data says, transparent parts become white. Its shorter side
-        becomes ``size`` pixels long, and what the longer one has more is cut off on both ends.
-        Raises ``ValueError`` for pixels whose range nobody knows, and Pillow's errors.
+        The image is turned upright by its EXIF data, and transparent parts become white. The
+        shorter side becomes ``size`` pixels long; the longer side is cut at both ends to match.
+        Raise ``ValueError`` for pixels of an unknown range. Pillow's errors pass through.
         """
         image = ImageOps.exif_transpose(opened)
         if image.mode[0] in "IF":
-            raise ValueError("more than 8 bits a pixel, and no file says how many are used: save 8")
+            raise ValueError("more than 8 bits a pixel, of an unknown range: save it with 8 bits")
         if image.has_transparency_data:
             image = image.convert("RGBA")
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -250,8 +250,8 @@ class Decoder:
 
 
 def as_in(data: str, pictures: Pixels) -> Pixels:
-    """Pictures uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` as the data set's own images are."""
-    # Drawings on bright paper, by the median of a picture's pixels, are inverted, as Omniglot's.
+    """Return pictures, uint8 ``[n, H, W(, 3)]``, in the form of the data set's own images."""
+    # Invert a drawing on bright paper (median pixel above 127), as Omniglot's images are inverted.
     if not find(data).ink:
         return pictures
     bright = np.median(pictures.reshape(len(pictures), -1), axis=1) > 127

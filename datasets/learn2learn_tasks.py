@@ -1,9 +1,9 @@
 """Tasks of learn2learn: a ``Taskset`` (called ``TaskDataset`` before) as addressable episodes.
 
 learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
-Here these are seeded by a task's address before it is drawn, and put back afterwards. learn2learn's
-own memory of what it has drawn is passed by, because it depends on the order of the draws. Nothing
-here imports learn2learn: who returns a Taskset has done that.
+Here a task's address seeds these generators before the draw; their states are restored afterwards.
+This module bypasses learn2learn's memory of drawn tasks, because that depends on the order of the
+draws. Nothing here imports learn2learn: code that returns a Taskset has already imported it.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _ALONE = threading.Lock()
 
 
 def is_taskset(found: object) -> bool:
-    """Whether this is a Taskset of learn2learn, of any of its classes."""
+    """Return whether this is a Taskset of learn2learn, of any of its classes."""
     module = sys.modules.get("learn2learn.data.task_dataset")
     return module is not None and isinstance(found, module.CythonTaskDataset)
 
@@ -35,9 +35,9 @@ def is_taskset(found: object) -> bool:
 class Tasksets(Episodes):
     """The tasks of a Taskset for classification, each of ``ways`` classes.
 
-    Of a class's examples, in learn2learn's order, the first ``shots`` are support and the next
-    ``queries`` are query. Labels become 0 to N - 1 in the order of learn2learn's. A Taskset with a
-    ``num_tasks`` has so many tasks; then they come again.
+    In each class, in learn2learn's order, the first ``shots`` examples are support and the next
+    ``queries`` are query. Labels become 0 to N - 1, in the order of learn2learn's labels. A Taskset
+    with a ``num_tasks`` has that many tasks, and then repeats them.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Tasksets(Episodes):
         self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``), class by class, or :class:`DataError`."""
+        """Return tasks with these ids (int64 ``[B]``), class by class, or :class:`DataError`."""
         found = [self._task(index) for index in ids.tolist()]
         return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
@@ -79,7 +79,7 @@ class Tasksets(Episodes):
 
 @contextlib.contextmanager
 def _seeded(key: int) -> Iterator[None]:
-    """Let all of learn2learn's draws follow from ``key``, and nobody else's."""
+    """Seed all of learn2learn's draws with ``key``; restore the generators afterwards."""
     python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         random.seed(key)

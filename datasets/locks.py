@@ -1,8 +1,8 @@
-"""The program's file locks: each says who holds it, and nobody waits for one without end.
+"""The program's file locks. Each file names the holder, and no process waits for ever.
 
-The lock is the operating system's: that of a killed process is gone with it. Its file names its
-holder, and changes every few seconds for as long as the holder works: these are its signs of life.
-A process that was stopped gives none, nor does one on a host that is gone. No torch is imported.
+The lock is the operating system's, so a killed process loses its lock. A working holder touches the
+file every few seconds as a sign of life (a heartbeat). A stopped process, or a process on a lost
+host, gives no sign of life. No torch is imported.
 """
 
 import contextlib
@@ -17,26 +17,26 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PATIENCE_S = 60.0  # a holder that has given no sign of life for so long is waited for no more
-BEAT_S = 5.0  # between two signs of life; who waits for so long says for whom
+PATIENCE_S = 60.0  # stop waiting for a holder that gave no sign of life for this long
+BEAT_S = 5.0  # between two signs of life; a process that waits longer names the holder
 
 
 class HeldError(TimeoutError):
-    """Another process has the lock; the message names it and the file."""
+    """Another process has the lock; the message names the process and the file."""
 
 
 class Lock:
-    """The lock of one file, which stays when it is free. Threads exclude each other, too."""
+    """The lock of one file. A release keeps the file. Threads exclude each other, too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, patience: float = 0.0) -> bool:
-        """Wait for as long as the holder gives signs of life, and then for ``patience`` seconds.
+        """Wait while the holder gives signs of life, and then for ``patience`` seconds.
 
-        Returns whether this process has it. False: this folder has no locks, as some that hosts
-        share, or they cannot be written. Raises :class:`HeldError` if another process has it.
+        Return whether this process has the lock. False: the folder does not support locks (some
+        shared folders), or is not writable. Raise :class:`HeldError` if another process has it.
         """
         since, sign = time.monotonic(), self._sign()
         said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
@@ -63,7 +63,7 @@ class Lock:
         return True
 
     def is_held(self) -> bool:
-        """Return whether somebody has it now. ``OSError``: this folder has no locks."""
+        """Return whether a process has the lock. ``OSError``: the folder does not support locks."""
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
@@ -72,17 +72,17 @@ class Lock:
         return False
 
     def release(self) -> None:
-        """Give it back."""
+        """Release the lock."""
         self._lock.release()
 
     @contextlib.contextmanager
     def held(self, *, limit: float = math.inf, needed: bool = False) -> Iterator[bool]:
-        """Hold it within this context, and give signs of life. Yields whether it is held.
+        """Hold the lock within this context, and give signs of life. Yield whether it is held.
 
-        After `PATIENCE_S` without a sign of another holder's it goes on without the lock, and says
-        so: two may do the same work at once where its result is renamed into place. Where the lock
-        is ``needed``, :class:`HeldError` is raised instead. Work that takes more than ``limit``
-        seconds counts as hanging, and its signs end.
+        If the holder gives no sign of life for `PATIENCE_S`, print a message and go on without the
+        lock. Two processes may do the same work if its result is renamed into place. If the
+        lock is ``needed``, raise :class:`HeldError` instead. Work that takes more than ``limit``
+        seconds counts as hanging, and its signs of life end.
         """
         has = False
         try:
@@ -102,7 +102,7 @@ class Lock:
             self.release()
 
     def holder(self) -> str:
-        """Return who holds it, as far as its file says so."""
+        """Return the holder that the file names, or "another process"."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if (text := self.path.read_text()).startswith("process "):
                 return text.splitlines()[0]

@@ -34,21 +34,21 @@ FILES: dict[str, str] = {"train": "train", "validation": "val", "test": "test"}
 SIZE = (84, 84)
 SHAPE = (*SIZE, 3)
 
-Table: TypeAlias = dict[str, set[str]]  # the names of the files of each label
+Table: TypeAlias = dict[str, set[str]]  # a label, to the names of its files
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
-    """The classes of a split, not to be rotated."""
+    """Return the classes of a split, without rotation."""
     images = open_images(data_root, split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
 def open_images(data_root: Path, split: str) -> Mapped:
-    """The images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
+    """Map the images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
 
-    Classes are in the order of their labels, images in that of their file names (in a pickle, as
-    Ren et al. 2018, arXiv:1803.00676, publish it, in the file's own): equal pixels make equal
-    tasks, whatever they lie in.
+    Classes are in the order of their labels, and images in the order of their file names. Images of
+    a pickle (as published by Ren et al. 2018, arXiv:1803.00676) keep the order of the pickle. So
+    equal pixels make equal tasks, in every form of the files.
     """
     folder = Path(data_root).expanduser() / "miniimagenet"
     return cached_images(
@@ -60,7 +60,7 @@ def open_images(data_root: Path, split: str) -> Mapped:
 
 
 def _source(folder: Path, split: str) -> Source:
-    """The first that is there of the forms in which a split circulates."""
+    """Return the source of a split: the first that exists of the forms in which it circulates."""
     name, classes = FILES[split], CLASSES[split]
     table, archive, images = folder / f"{name}.csv", folder / f"{name}.tar.xz", folder / "images"
     if table.is_file() and archive.is_file():
@@ -97,7 +97,7 @@ def read_table(path: Path) -> Table:
 
 
 def _in_order(path: Path, found: Table, classes: int) -> list[str]:
-    """The files by class. Raises :class:`DataError`, naming ``path``, unless all are there."""
+    """Return all files by class, or raise a :class:`DataError` that names ``path``."""
     counts = {label: len(names) for label, names in found.items()}
     wrong = [f"{label} has {n} images" for label, n in counts.items() if n != PER_CLASS]
     if len(found) != classes:
@@ -108,7 +108,7 @@ def _in_order(path: Path, found: Table, classes: int) -> list[str]:
 
 
 def decode(image: Image.Image) -> Pixels:
-    """An image of any size to uint8 ``[84, 84, 3]``, RGB."""
+    """Convert an image of any size to uint8 ``[84, 84, 3]``, RGB."""
     colour = image.convert("RGB")
     if colour.size != SIZE:
         colour = colour.resize(SIZE, Image.Resampling.LANCZOS)
@@ -116,7 +116,7 @@ def decode(image: Image.Image) -> Pixels:
 
 
 def read_pickle(path: Path, classes: int) -> Iterator[Pixels]:
-    """The classes of a pickle in the order of their names, each uint8 ``[images, 84, 84, 3]``."""
+    """Yield the classes of a pickle in the order of names, each uint8 ``[images, 84, 84, 3]``."""
     found = array_pickle.read(path)  # all images, and the rows of each class
     try:
         images = array_pickle.array(found["image_data"])

@@ -33,19 +33,19 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     omniglot_split: Literal["maml", "mamlpp", "vinyals", "vinyals-trainval"] = flag(
         "maml",
-        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423, 1028/172/423, or the "
-        "last with the 172 in training, too.",
+        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423, 1028/172/423, or "
+        "1200/172/423, where the classes of validation train, too.",
     )
 
 
 DRAWINGS = 20
 
-# Part of the data set, which is also the name of its archive and of its folder, to its alphabets,
-# each with its number of characters: 964 of 30 alphabets, and 659 of 20.
+# A part of the data set (also the name of its archive and folder), to its alphabets with their
+# numbers of characters: 964 characters of 30 alphabets, and 659 of 20.
 _ALPHABETS = {
     "images_background": """
     Alphabet_of_the_Magi 20 Anglo-Saxon_Futhorc 29 Arcadian 26 Armenian 41
@@ -76,7 +76,7 @@ SPLITS: dict[str, dict[str, int]] = {
     "vinyals-trainval": {"train": 1200, "validation": 172, "test": 423},
 }
 
-# A constant of the project, not the run's --seed: published rows share their test classes.
+# A constant of the project, not the run's --seed: all runs of a split share its test classes.
 _SEED = 2017
 _VINYALS_VALIDATION = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
@@ -86,25 +86,25 @@ SIZE = (28, 28)
 def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
-    """The characters of a split, turned in each task as MAML's code, or MAML++'s, does."""
+    """Return the characters of a split. Tasks rotate them as in the code of MAML or MAML++."""
     classes = split_classes(omniglot_split, split)
     rotate = omniglot_split != "mamlpp" or split == "train"
     return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)
 
 
 def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
-    """Other drawings of the first ``ways`` training classes."""
+    """Return the split's drawings of the first ``ways`` training classes."""
     return divide(open_classes("train", **options), split, ways)
 
 
 def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str, list[str]]:
-    """The characters of each split, as ``alphabet/characterNN``."""
+    """Return the characters of each split, as ``alphabet/characterNN``."""
     names, splits = np.array(class_names()), SPLITS[omniglot_split]
     return {split: names[split_classes(omniglot_split, split)].tolist() for split in splits}
 
 
 def class_names() -> list[str]:
-    """The classes as ``alphabet/characterNN``, in row order: background first."""
+    """Return the classes as ``alphabet/characterNN``, in row order: background first."""
     return [
         f"{alphabet}/character{number:02d}"
         for alphabets in PARTS.values()
@@ -114,19 +114,19 @@ def class_names() -> list[str]:
 
 
 def split_classes(name: str, split: str) -> NDArray[np.int64]:
-    """The classes of a split: int64 ``[n]``, sorted rows of the image array.
+    """Return the classes of a split: int64 ``[n]``, sorted rows of the image array.
 
     ``name`` is one of
 
-    * ``maml``: 1,200 training characters of which 100 validate, 423 test (Finn et al. 2017,
-      arXiv:1703.03400). Their shuffle depends on the file system, so this is a permutation of our
-      own.
+    * ``maml``: 1,200 characters for training, 100 of them for validation, and 423 for test (Finn et
+      al. 2017, arXiv:1703.03400). The authors' shuffle depends on the file system, so we use our
+      own permutation.
     * ``mamlpp``: 1150 / 50 / 423 (Antoniou et al. 2019, arXiv:1810.09502), of the same permutation.
     * ``vinyals``: 1028 / 172 / 423 (Vinyals et al. 2016, arXiv:1606.04080, in the files published
-      with Snell et al. 2017, arXiv:1703.05175): the last 423 test, five whole alphabets validate.
-      There each rotation is a class of its own; here rotation is drawn.
-    * ``vinyals-trainval``: the same, but 1,200 train, those that validate among them, as in the
-      last training of Snell et al.'s released code.
+      with Snell et al. 2017, arXiv:1703.05175): the last 423 are for test, and five alphabets for
+      validation. There each rotation is its own class; here each task draws rotations.
+    * ``vinyals-trainval``: the same, but training has 1,200 characters, including those for
+      validation, as in the last training of Snell et al.'s released code.
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
@@ -138,14 +138,14 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
         train = np.setdiff1d(np.arange(len(names)), held_out)
     else:
         order = addresses.permutation(addresses.keys(_SEED, "omniglot", "split", 0), len(names))[0]
-        # Test first, so that splits that differ in validation only keep the same test classes.
+        # Test comes first: splits that differ only in validation then have the same test classes.
         test, validation, train = np.split(order, np.cumsum([sizes["test"], sizes["validation"]]))
     rows = {"train": train, "validation": validation, "test": test}[split]
     return np.sort(rows).astype(np.int64)
 
 
 def open_images(data_root: Path) -> Mapped:
-    """All drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
+    """Map all drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
     folder = Path(data_root).expanduser() / "omniglot"
     return cached_images(
         "omniglot/28x28-grey-lanczos-inverted-1",  # raise the 1 when the decoder's output changes
@@ -156,8 +156,8 @@ def open_images(data_root: Path) -> Mapped:
 
 
 def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """One half of the data set: a ``.zip`` or a folder of ``alphabet/characterNN/*.png``."""
-    # Archives are often packed again, so a checksum of the file says nothing: its names do.
+    """Return the source of a part, a ``.zip`` or a folder of ``alphabet/characterNN/*.png``."""
+    # Archives are often packed again, so check the names in the file, not a checksum of the file.
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
     drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
@@ -171,7 +171,7 @@ def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
 
 
 def _is_drawing(name: str) -> bool:
-    """A PNG that is not one of the resource forks and hidden files that some archivers add."""
+    """Return whether this is a PNG, and no resource fork or hidden file that an archiver added."""
     parts = PurePosixPath(name).parts
     return name.endswith(".png") and "__MACOSX" not in parts and not parts[-1].startswith(".")
 
@@ -181,17 +181,17 @@ def _place(name: str) -> tuple[str, ...]:
 
 
 def decode(image: Image.Image) -> Pixels:
-    """One drawing to uint8 ``[28, 28]`` with ink 255 on paper 0; ``ValueError`` if it is none."""
+    """Convert a drawing to uint8 ``[28, 28]``, ink 255 on paper 0; ``ValueError`` for bad sizes."""
     if image.size != (105, 105):
         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels instead of 105x105")
-    # The files are one-bit, and on a one-bit image Pillow's resize silently falls back to nearest:
-    # grey first.
+    # Convert to grey first, because the files are one-bit. On a one-bit image, Pillow's resize
+    # silently falls back to nearest.
     grey = image.convert("L").resize(SIZE, Image.Resampling.LANCZOS)
     return np.uint8(255) - np.asarray(grey, dtype=np.uint8)
 
 
 def _path(folder: Path, name: str) -> Path:
-    """The archive or folder of a part; what is not there is downloaded, and checked by its MD5."""
+    """Return the archive or folder of a part; download a missing archive and check its MD5."""
     target = folder / f"{name}.zip"
     for path in (target, folder / name):
         if path.exists():
@@ -202,9 +202,9 @@ def _path(folder: Path, name: str) -> Path:
     url = f"{Omniglot.download_url_prefix}/{target.name}"
     archives = f"images_background.zip and images_evaluation.zip into {folder}"
     with downloading(folder, f"{target}: not found", archives):
-        if not target.exists():  # by another process, in the meantime
+        if not target.exists():  # another process may have downloaded it by now
             print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
             with written(target) as temporary:
-                temporary.unlink()  # it would be checked first
+                temporary.unlink()  # torchvision would check an existing file first
                 download_url(url, folder, temporary.name, Omniglot.zips_md5[name])
     return target

@@ -1,10 +1,10 @@
-"""From a data set's name, or a user's own function, to a stream of tasks.
+"""Open a data set, by its name or a user's own function, as a stream of tasks.
 
-A data set is a function ``open(split, ...)`` that takes whichever of these it names, or all of them
+A data set is a function ``open(split, ...)``. It gets those of the following that it names, or all
 with ``**options``: ``name``, ``data_root``, ``ways``, ``shots``, ``queries``, ``seed``, ``dtype``,
-and the configuration's fields that its facts say it reads. It returns ``{class: images}`` or a list
-of images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each, if these fit into memory;
-`ImageClasses`, which may be mapped; `Examples`, for ordinary classification; any `Episodes`;
+and the fields of the configuration that its facts list. It returns ``{class: images}`` or a list of
+images by class, uint8 ``[n, H, W]`` or ``[n, H, W, 3]`` each, if the images fit into memory;
+`ImageClasses`, which may be memory-mapped; `Examples`, for ordinary classification; any `Episodes`;
 `Acting`, for policies; or a ``Taskset`` of learn2learn.
 """
 
@@ -31,22 +31,22 @@ from datasets.theirs import calling
 
 
 class Contents(NamedTuple):
-    """What a network has to know of a data set; the first three as in its `DataSet`."""
+    """What a network must know about a data set. The first three fields are as in `DataSet`."""
 
     image_shape: tuple[int, int, int] | None
     classifies: bool
     point: tuple[int, int] = (1, 1)
-    pixels: bool = True  # whether numbers of images are in [0, 1]
-    form: Form | None = None  # of the training tasks, where one was opened to see
+    pixels: bool = True  # whether the values of images are in [0, 1]
+    form: Form | None = None  # of the training tasks, if one was opened to find out
 
     @property
     def integers(self) -> bool:
-        """Whether examples are integers, as the numbers of words are; else they are floats."""
+        """Return whether examples are integers, such as token ids, and not floats."""
         return self.form is not None and not self.form["query_x"][0].is_floating_point
 
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
-    """The (C, H, W) of a data set's images, known without opening it; None if it has none."""
+    """Return the (C, H, W) of a data set's images without opening it; None if it has no images."""
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
@@ -55,7 +55,7 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
 
 
 def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:
-    """What the data set holds; a user's own is opened, with what :func:`open_episodes` takes."""
+    """Return a data set's contents. Open a user's own with the options of :func:`open_episodes`."""
     known = find(data)
     if not known.is_theirs:
         return Contents(image_shape(data, **request), known.classifies, known.point)
@@ -73,16 +73,16 @@ def contents(data: str, data_root: Path | str | None = None, **request: Any) -> 
 
 
 def _contents_of(task: Task, ways: int, what: str) -> Contents:
-    """What a task's query set holds."""
+    """Return the contents that a task's query set shows."""
     x, y = task.query_x, task.query_y
     classifies = not y.is_floating_point()
-    # Differences of floats [E] to outputs [E, 1] would be [E, E].
+    # Floats [E] minus outputs [E, 1] would broadcast to [E, E].
     if x.dim() not in (3, 5) or (y.dim() == 2 and not classifies):
         raise DataError(
             f"{what}: one task is {task}; query_x must be [1, E, C, H, W] or, of points, "
             "[1, E, numbers]; query_y classes as integers, or floats [1, E, numbers]"
         )
-    # What else there may be, an image for an image, is a matter between its losses and its network.
+    # Other targets, such as an image for an image, are up to the user's losses and network.
     answered = ways if classifies or y.dim() != 3 else y.shape[2]
     if x.dim() == 3:
         return Contents(None, classifies, (x.shape[2], answered), form=form_of(task))
@@ -94,9 +94,9 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
 def list_classes(
     data: str, data_root: Path | str, *, ways: Mapping[str, int], **options: Any
 ) -> dict[str, list[str]] | None:
-    """The names of the classes of each split, where a data set lists them before it is opened.
+    """Return each split's class names, or None if only an opened data set can list them.
 
-    Raises :class:`DataError` where a split has fewer than its ``ways``.
+    Raise :class:`DataError` if a split has fewer classes than its ``ways``.
     """
     known = find(data)
     if known.classes is None:
@@ -121,16 +121,16 @@ def open_episodes(
     classes: int | None = None,
     **options: Any,
 ) -> Episodes:
-    """The few-shot tasks of a split of a data set of ours, or of a user's own.
+    """Return the few-shot tasks of a split of our data set, or of a user's own.
 
-    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set has no
-    use for are ignored. ``form`` and ``classes``: what tasks of a user's own are held against
-    (:mod:`datasets.checked`). Raises :class:`DataError` if something is not in order.
+    ``data_root`` defaults to ``$MAML_DATA``, then ``~/.cache/maml``. Options that a data set does
+    not take are ignored. ``form`` and ``classes``: the form and the number of labels that a user's
+    own tasks must have (:mod:`datasets.checked`). Raise :class:`DataError` if anything is wrong.
     """
     known = find(data)
     if known.episodes is None:
         other = "reinforce" if known.environments else "supervised"
-        raise DataError(f"{FLAG} {data}: no few-shot data set; --learner {other} learns it")
+        raise DataError(f"{FLAG} {data}: not a few-shot data set; --learner {other} learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
     found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
@@ -154,7 +154,7 @@ def open_batches(
     data_root: Path | str | None = None,
     **request: Any,
 ) -> Batches:
-    """The mini-batches of a split, as tasks, to learn from or for ``evaluation``.
+    """Return the mini-batches of a split, as tasks, for training or for ``evaluation``.
 
     ``request``: ``ways``, ``seed``, ``dtype`` and the fields that the data set reads.
     """
@@ -186,16 +186,16 @@ def open_batches(
 def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
-    """The tasks of a split that materialise by acting; ``request`` is what `Acting` takes."""
+    """Return the tasks of a split to act in; ``request`` holds the arguments of `Acting`."""
     known = find(data)
     found = _call(known, known.environments or known.attribute, split, data_root, request)
     if not isinstance(found, Acting):
-        raise DataError(f"{FLAG} {data}: {type(found).__name__} is nothing to act in")
+        raise DataError(f"{FLAG} {data}: {type(found).__name__} is no environment")
     return found
 
 
 def options_of(data: str) -> set[str] | None:
-    """The options that a few-shot data set takes, by name; None where it takes any."""
+    """Return the names of the options that a few-shot data set takes; None if it takes any."""
     known = find(data)
     if known.episodes is None:
         return set()
@@ -207,7 +207,7 @@ def options_of(data: str) -> set[str] | None:
 
 
 def _function(known: DataSet, name: str) -> Any:
-    """What a data set's module calls so; of an environment, what opens tasks to act in it."""
+    """Return ``name`` of a data set's module; for an environment, a function that opens tasks."""
     found = getattr(importlib.import_module(known.module), name)
     if isinstance(found, type) and issubclass(found, Environment):
         return functools.partial(Acting, found())
@@ -217,7 +217,7 @@ def _function(known: DataSet, name: str) -> Any:
 def _call(
     known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
 ) -> Any:
-    """What ``opener`` returns, called with those of the options that it takes."""
+    """Call ``opener`` with those of the options that it takes, and return its result."""
     for name in known.arguments.keys() & {"data_root", *request}:
         say = f"--{name.replace('_', '-')}"
         raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
@@ -237,7 +237,7 @@ def _call(
 
 @functools.lru_cache(maxsize=4)
 def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
-    """What a user's own function returns, images by class as :class:`ImageClasses`; remembered."""
+    """Return a user's own function's result, cached; make images by class :class:`ImageClasses`."""
     known = find(data)
     with calling(data=known):
         found = known.maker()(split, **dict(options))
@@ -247,7 +247,7 @@ def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) ->
 
 
 def image_classes(found: Any, data: str, split: str) -> ImageClasses:
-    """The classes of a mapping or a list, copied, or :class:`DataError`."""
+    """Copy a mapping or a list of images by class, or raise :class:`DataError`."""
     if isinstance(found, Sequence):
         found = dict(enumerate(found))
     if not isinstance(found, Mapping):

@@ -1,4 +1,4 @@
-"""Which data sets there are, and what they say of themselves. Nothing here imports torch."""
+"""The data sets and their facts. Nothing here imports torch."""
 
 import functools
 from dataclasses import dataclass
@@ -13,34 +13,34 @@ FLAG = "--data"
 
 @dataclass(frozen=True)
 class DataSet(Component):
-    """A data set's facts. What its module lacks is None."""
+    """A data set's facts. A function or class that its module lacks is None."""
 
     episodes: str | None = None  # the function that opens a split's few-shot tasks
     examples: str | None = None  # the same for ordinary classification
     environments: str | None = None  # the class of the environment to act in
-    classes: str | None = None  # the function that lists each split's classes, opening none
-    # (C, H, W) of its images, for who builds a network without opening it; or, where it depends on
-    # the fields that it reads, the function that tells it, called with them.
+    classes: str | None = None  # the function that lists classes without opening data
+    # (C, H, W) of its images, so that a network can be built before the data set is opened. If the
+    # shape depends on fields that the data set reads: a function's name, which is called with them.
     image_shape: tuple[int, int, int] | str | None = None
-    ink: bool = False  # they are ink (255) on paper (0): pictures of bright paper are inverted
-    classifies: bool = True  # its targets are classes; else numbers, which are regressed
-    own_images: bool = False  # a user's own: --data-root says which there are
-    point: tuple[int, int] = (1, 1)  # numbers of an example that is no image, and of its answer
+    ink: bool = False  # images are ink (255) on paper (0); pictures of bright paper are inverted
+    classifies: bool = True  # its targets are classes; if False, numbers to regress
+    own_images: bool = False  # the images are the user's own, in --data-root
+    point: tuple[int, int] = (1, 1)  # if no images: how many inputs and outputs an example has
 
 
 @functools.cache
 def data_sets() -> dict[str, DataSet]:
-    """The data sets of this folder, by name: a file with facts is all that one needs."""
+    """Return the data sets of this folder, by name. A file with facts is enough to add one."""
     here = Path(__file__).parent
     # Within a wheel this is `maml.datasets`: see setup.py.
     return scan([here], here.parents[__name__.count(".") - 1], DataSet)
 
 
-@functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
+@functools.lru_cache(maxsize=None, typed=True)  # typed: a `FromFile` name is another key
 def find(name: str) -> DataSet:
-    """A data set's facts; of a user's own ``module:attribute``, which is imported, few are known.
+    """Return a data set's facts. A user's own ``module:attribute`` is imported and has few facts.
 
-    Raises :class:`DataError`, in one line that names the flag.
+    Raise a one-line :class:`DataError` that names the flag.
     """
     if is_theirs(name):
         (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)

@@ -30,8 +30,8 @@ class Sinusoid(Episodes):
     """Regress a sine wave from ``shots`` of its points.
 
     Amplitude is uniform in [0.1, 5], phase in [0, pi], inputs in [-5, 5], without noise. The paper
-    leaves the sign of the phase open; the released code evaluates ``amplitude * sin(x - phase)``,
-    and so does this.
+    leaves the sign of the phase open. The released code evaluates ``amplitude * sin(x - phase)``,
+    and so does this class.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Sinusoid(Episodes):
         dtype: torch.dtype = torch.float32,
         **_unused: object,
     ) -> None:
-        """``shots`` support and ``queries`` query points a task; splits are different draws."""
+        """Use ``shots`` support and ``queries`` query points per task; splits differ in draws."""
         for flag, value in (("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
@@ -52,7 +52,7 @@ class Sinusoid(Episodes):
         self.shots, self.queries = shots, queries
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``): support ``[B, K, 1]``, query ``[B, Q, 1]``."""
+        """Return the tasks with ids int64 ``[B]``: support ``[B, K, 1]``, query ``[B, Q, 1]``."""
 
         def drawn(purpose: str, n: int) -> NDArray[np.float64]:
             return addresses.uniforms(self.keys(ids, purpose, self.seed), n)

@@ -21,7 +21,7 @@ class Task(NamedTuple):
     """Support set and query set of ``B`` tasks; without the leading ``B``, of one task.
 
     A ``NamedTuple`` is a pytree, so ``torch.func.vmap(f)(task)`` maps over the tasks and
-    ``Task(*(part[0] for part in task))`` is the first of them.
+    ``Task(*(part[0] for part in task))`` is the first task.
 
     Images are in class-major order (all examples of class 0, then all of class 1, ...):
 
@@ -31,7 +31,7 @@ class Task(NamedTuple):
     * ``query_y``: ``[B, N*Q]`` int64 in [0, N)
 
     A mini-batch of ordinary classification (:mod:`datasets.batches`) is the query set: E examples
-    in place of N*Q, in random order; while training the support set is empty.
+    in place of N*Q, in random order. In training, the support set is empty.
 
     Regression has one point per example and no classes:
 
@@ -45,7 +45,7 @@ class Task(NamedTuple):
     query_y: Tensor
 
     def __repr__(self) -> str:
-        """Types and shapes, not the numbers."""
+        """Return types and shapes, not the numbers."""
         parts = (
             f"{name}={str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
             if isinstance(part, Tensor)

@@ -1,10 +1,10 @@
-"""A component of a user's own: its name is read, believed or not, and imported; its errors named.
+"""Read and import the name of a user's own component, if it is trusted, and report its errors.
 
-``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments of its
-own, Python's literals. They are part of the name, so whatever keeps or tells apart what a flag is
-given does so for them. Whoever types a name means it. A file (a run's config.yaml, a record) may
-come from anybody, so what it names is a :class:`FromFile`, which is not imported. Who has been told
-to trust the file makes a plain ``str`` of it. Nothing here imports torch.
+``my_file:MyNet(width=32, norm="group")`` is ``MyNet`` of ``my_file.py`` with two arguments, Python
+literals. The arguments are part of the name, so code that saves or compares names includes them. A
+name that a user types is trusted. A file (a run's config.yaml, a record) may come from anybody, so
+a name from a file is a :class:`FromFile`, which is not imported. If the user trusts the file, the
+caller turns the name into a plain ``str``. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from datasets.errors import DataError, UserError
 
 
 class FromFile(str):
-    """A component's name that a file has said, and nobody else; ``str()`` of it is believed."""
+    """A component's name that comes only from a file; ``str()`` of the name is trusted."""
 
     said: str
 
     def __new__(cls, name: str, said: str) -> FromFile:
-        """``name``; ``said`` is the file, with what of a user's own it names."""
+        """Make ``name``. ``said`` is a message that names the file and the user's code in it."""
         found = super().__new__(cls, name)
         found.said = said
         return found
@@ -42,14 +42,14 @@ class FromFile(str):
 
 
 def refusal(name: str) -> str:
-    """A line about the file that has said ``name``, and what it would import; "" if none has."""
+    """Return a line about the file that gave ``name``, and its imports; "" if no file gave it."""
     if not isinstance(name, FromFile):
         return ""
     return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
 
 
 class Spelled(NamedTuple):
-    """What a user's own is called: its module, its name there, and its arguments by name."""
+    """The parts of a user's own name: a module, a name in the module, and arguments by name."""
 
     module: str
     attribute: str
@@ -57,7 +57,7 @@ class Spelled(NamedTuple):
 
 
 def _read(flag: str, spelled: str) -> Spelled:
-    """The parts of a name, or :class:`DataError`."""
+    """Return the parts of a name, or raise :class:`DataError`."""
     what = f"{flag} {' '.join(spelled.split())}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
@@ -87,11 +87,11 @@ def _read(flag: str, spelled: str) -> Spelled:
 
 
 def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
-    """What a name in a user's own file means, and its parts; imported, also from this directory.
+    """Import a user's own name, also from the current directory; return its parts and the object.
 
-    ``given`` is with how many arguments, by position, this program calls what is meant. Raises
-    :class:`DataError`, in one line that begins with ``flag`` and ``spelled``; or that names the
-    file, if nobody but a file has said the name.
+    ``given`` is the number of positional arguments that this program passes to the object. Raise a
+    one-line :class:`DataError` that begins with ``flag`` and ``spelled``, or that names the file if
+    the name comes only from a file.
     """
     if line := refusal(spelled):
         raise DataError(line)
@@ -103,7 +103,7 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
     if (package := module_name.partition(".")[0]) in sys.stdlib_module_names:
         raise wrong(f"{package} is a module of Python itself; give a file of yours another name")
-    # As `python -m` does; a program that is started by its path has its own folder there alone.
+    # As `python -m` does. If a program is started by its path, only its own folder is on sys.path.
     if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.insert(1, here)
     try:
@@ -126,7 +126,7 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
 
 
 def _strange(module: str, loaded: Any) -> str:
-    """Why what a module holds is not defined by it, or its package; "" if it is."""
+    """Say why the object is no function or class of the module's package; "" if it is one."""
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
         return f"is no function or class, but {type(loaded).__name__}"
@@ -137,7 +137,7 @@ def _strange(module: str, loaded: Any) -> str:
 
 
 def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
-    """What is wrong with the arguments of a name; "" if nothing is."""
+    """Say what is wrong with the arguments of a name; "" if they are right."""
     try:
         signature = inspect.signature(loaded)
     except ValueError as error:  # its constructor is written in C
@@ -153,9 +153,9 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
 
 @contextlib.contextmanager
 def calling(**components: Component) -> Iterator[None]:
-    """Turn what a user's own component, of those by kind, raises into a :class:`DataError`.
+    """Turn errors from a user's own component into a :class:`DataError`; ``components`` by kind.
 
-    What is one line already passes through; and, where all are ours, our own faults.
+    A `UserError`, which is one line already, passes through. If all components are ours, all do.
     """
     try:
         yield
@@ -174,7 +174,7 @@ def calling(**components: Component) -> Iterator[None]:
 def _where_it_happened(
     error: BaseException, components: Mapping[str, Component]
 ) -> dict[str, Component]:
-    """The component in whose file the error arose; several, if that cannot be told."""
+    """Return the component whose file raised the error; several if they share the file, or none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = frame.filename
         if here := {flag: c for flag, c in components.items() if _is_in(file, _files(c))}:
@@ -183,7 +183,7 @@ def _where_it_happened(
 
 
 def files_of(component: Component) -> dict[str, str]:
-    """The files of a user's component that is loaded, by module: where it is named, and defined."""
+    """Return the files of a loaded user's component, by module: where it is named and defined."""
     loaded = getattr(sys.modules.get(component.module), component.attribute, None)
     modules = {component.module, getattr(loaded, "__module__", component.module)}
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
@@ -191,17 +191,17 @@ def files_of(component: Component) -> dict[str, str]:
 
 
 def _files(component: Component) -> set[str]:
-    """Those files, or the package that one is."""
+    """Return the paths of :func:`files_of`; an ``__init__.py`` becomes the package's folder."""
     return {file.removesuffix("__init__.py") for file in files_of(component).values()}
 
 
 def _is_in(file: str, places: Collection[str]) -> bool:
-    """Whether a file is one of ``places``, or in a folder that is, which ends with ``/``."""
+    """Return whether a file is one of ``places``, or in one that is a folder (ends in ``/``)."""
     return any(file == each or (each[-1:] == "/" and file.startswith(each)) for each in places)
 
 
 def described(error: BaseException, files: Collection[str] = ()) -> str:
-    """An exception in one line: what it says, its last place in ``files``, and its notes."""
+    """Return an exception in one line: its message, its last place in ``files``, and its notes."""
     text = " ".join(str(error).split())
     line = type(error).__name__ + (f": {text}" if text else "")
     places = places_of_theirs(error, files)
@@ -212,7 +212,7 @@ def described(error: BaseException, files: Collection[str] = ()) -> str:
 
 
 def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[str]:
-    """The places in ``files``, or else of no library, that an exception passed: ``file:line``."""
+    """Return an exception's places, ``file:line``, in ``files``, or else outside of libraries."""
     frames = traceback.extract_tb(error.__traceback__)
     places = [frame for frame in frames if _is_in(frame.filename, files)]
     places = places or [frame for frame in frames if not _is_library(frame.filename)]
@@ -220,14 +220,14 @@ def places_of_theirs(error: BaseException, files: Collection[str] = ()) -> list[
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file is of Python, of an installed package, of torch, or of this project."""
+    """Return whether a file belongs to Python, an installed package, torch, or this project."""
     if file.startswith("<") or {"site-packages", "dist-packages"} & {*Path(file).parts}:
         return True
     repository = Path(__file__).parents[1]
     folders = [
         *(sysconfig.get_path(n) for n in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(str(repository / name) for name in ("datasets", "maml")),
-        # It may have been built where it lies.
+        # torch may be an in-place build, outside site-packages.
         *getattr(sys.modules.get("torch"), "__path__", ()),
     ]
     return _is_in(file, [f"{folder}/" for folder in folders])

@@ -1,8 +1,8 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
-torchvision looks for files under ``<data-root>/<name>``, and downloads what is missing there or has
-another MD5 than the published one; once the cache has a decoded copy, they are not asked for again.
-Validation is a tenth of its training part, drawn once and for all without regard to class.
+torchvision looks for files under ``<data-root>/<name>``. It downloads files that are missing or do
+not have the published MD5. Once the cache has a decoded copy, the files are not needed any more.
+The validation split is a tenth of torchvision's training part, a fixed draw that ignores classes.
 """
 
 import math
@@ -46,7 +46,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 class Source(NamedTuple):
-    """What torchvision calls a data set, and what is in it."""
+    """torchvision's name of a data set, and the contents of the data set."""
 
     loader: str
     classes: int
@@ -66,7 +66,7 @@ SOURCES: dict[str, Source] = {
 def open_examples(
     split: str, *, name: str, ways: int, data_root: Path, **_unused: object
 ) -> Examples:
-    """The examples of a split of the data set ``name``, a key of ``SOURCES``."""
+    """Return the examples of a split of the data set ``name``, a key of ``SOURCES``."""
     if ways != (classes := SOURCES[name].classes):
         raise DataError(f"--ways {ways}: {name} has {classes} classes; give --ways {classes}")
     part = "test" if split == "test" else "train"
@@ -76,7 +76,7 @@ def open_examples(
 
 
 def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
-    """The rows of a split among the ``n`` of its part, sorted: int64."""
+    """Return the rows of a split among the ``n`` rows of its part, sorted: int64."""
     if split == "test":
         return np.arange(n, dtype=np.int64)
     order = addresses.permutation(addresses.keys(_SEED, name, "validation", 0), n)[0]
@@ -85,7 +85,7 @@ def split_rows(name: str, split: str, n: int) -> NDArray[np.int64]:
 
 
 def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
-    """Torchvision's "train" or "test", mapped: images uint8 ``[n, H, W(, 3)]``, labels ``[n]``."""
+    """Map torchvision's "train" or "test": images uint8 ``[n, H, W(, 3)]``, labels ``[n]``."""
     source = SOURCES[name]
     n, values = source.sizes[part], math.prod(source.shape)
 
@@ -100,8 +100,8 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
 
 
 def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
-    """What :func:`open_part` keeps, read each time; many processes may download what is missing."""
-    # Imported late: it is heavy, and the cache needs none of it.
+    """Read what :func:`open_part` caches; download missing files. Many processes may call this."""
+    # Import late: torchvision is heavy, and a cached copy does not need it.
     from torchvision import datasets as torchvision_datasets
 
     source, folder = SOURCES[name], Path(data_root).expanduser() / name

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, even if the power fails, and whose damage is found.
+"""Write files that appear whole or not at all, even if the power fails, and detect later damage.
 
-A digest at the end of a file is of digests of blocks, so that several threads check it at once.
-What reads a ``.npy`` array does not look beyond its end. Nothing here imports torch.
+A file ends in a digest of the digests of its blocks, so that several threads can compute the
+digest. A reader of a ``.npy`` array ignores bytes after the array. Nothing here imports torch.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def written(path: Path) -> Iterator[Path]:
             _sync(temporary)
             os.replace(temporary, path)
         except FileNotFoundError:
-            # Another process has taken this for dead, swept it up, and written the file itself.
+            # Another process took this one for dead, removed `temporary`, and wrote `path` itself.
             if not path.exists():
                 raise
     finally:
@@ -42,7 +42,7 @@ def written(path: Path) -> Iterator[Path]:
 
 
 def sweep(path: Path) -> None:
-    """Remove what processes killed while they wrote ``path`` have left; nobody may write it now."""
+    """Remove the files that killed writers of ``path`` left; no process may write ``path`` now."""
     for stale in path.parent.glob(f"{path.name}.*.tmp"):
         with contextlib.suppress(OSError):
             stale.unlink()
@@ -57,7 +57,7 @@ def _sync(path: Path) -> None:
 
 
 def digest(content: Content) -> bytes:
-    """Return what is written behind ``content``: its digest, computed on all cores."""
+    """Return the digest that follows ``content`` in a file, computed on all cores."""
     blocks = (content[start : start + BLOCK] for start in range(0, len(content), BLOCK))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "digest") as threads:
         digests = threads.map(lambda block: hashlib.sha256(block).digest(), blocks)
@@ -65,7 +65,7 @@ def digest(content: Content) -> bytes:
 
 
 def seal(content: bytes) -> bytes:
-    """Return the content of a file with its digest behind it."""
+    """Return ``content`` followed by its digest."""
     return content + digest(content)
 
 
@@ -75,5 +75,5 @@ def unseal(content: Content) -> Content:
     if not found.startswith(MAGIC):
         raise ValueError("it has no digest: cut short, or written by an earlier version")
     if found != digest(content[:-SIZE]):
-        raise ValueError("its digest is another one: the file is damaged")
+        raise ValueError("its digest does not match: the file is damaged")
     return content[:-SIZE]

@@ -1,13 +1,13 @@
-"""DataRater (arXiv:2505.17895) on drawings of which half are labelled at random.
+"""DataRater (arXiv:2505.17895) on drawings, half of which have random labels.
 
     python -m examples.datarater --seeds 10 --json datarater.json
 
-A small network, the rater, gives a weight to each example of a batch: it sees the drawing, the
-label that it was given, and the loss that the present model has on it. Four models train on
-weighted batches. After each two steps of theirs the rater learns from how well they do on drawings
-with right labels, and they go on where they are: each inner problem begins where the last one ended
-(`maml.Problem.optimizer_state`). Then a new model trains with the rater, and one without weights,
-from the same start on the same batches. Per seed: their accuracies on drawings never seen.
+A small network, the rater, gives a weight to each example of a batch. Its inputs are the drawing,
+the given label, and the current model's loss on the example. Four models train on weighted batches.
+After every two of their steps, the rater learns from their loss on drawings with right labels. Then
+the models continue: each inner problem begins where the last one ended
+(`maml.Problem.optimizer_state`). At the end, two new models train from the same start on the same
+batches: with the rater's weights, and without. The program prints their accuracies on new drawings.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def weights(params: Params, data: Data, losses: Tensor) -> Tensor:
 
 
 def support(params: Params, task: tuple[Data, Data], step: int) -> tuple[Tensor, Tensor]:
-    """Return what a step descends: the weighted loss of its batch."""
+    """Return the inner loss of a step, the weighted loss of its batch, and the logits."""
     data = Data(*(part[step] for part in task[0]))
     losses, logits = each_loss(params, data)
     return (weights(params, data, losses) * losses).mean(), logits
 
 
 def query(params: Params, task: tuple[Data, Data], step: int) -> tuple[Tensor, Tensor]:
-    """Return the outer loss, of drawings with right labels."""
+    """Return the outer loss, on drawings with right labels, and the logits."""
     losses, logits = each_loss(params, task[1])
     return losses.mean(), logits
 
@@ -94,16 +94,16 @@ def query(params: Params, task: tuple[Data, Data], step: int) -> tuple[Tensor, T
 def train_rater(
     given: Data, right: Data, steps: int, life: int, generator: torch.Generator
 ) -> Params:
-    """Return a rater that has learned for some outer steps; a model is new after ``life``."""
+    """Return a rater after ``steps`` outer steps; each model is replaced after ``life`` steps."""
     rater = layers({"of x": (196, 64), "of y": (WAYS, 64), "of loss": (2, 64)}, generator)
-    rater["score"] = torch.zeros(64, 1)  # so it begins by weighing all examples alike
+    rater["score"] = torch.zeros(64, 1)  # so all examples have the same weight at first
     rater = {name: tensor.requires_grad_() for name, tensor in rater.items()}
     optimizer = torch.optim.Adam(rater.values(), lr=RATER_RATE)
     models: list[tuple[Params, Any]] = [(new_model(generator), None) for _ in range(MODELS)]
     for step in range(steps):
         total = {name: torch.zeros_like(tensor) for name, tensor in rater.items()}
         for i in range(MODELS):
-            if (step + i * life // MODELS) % life == 0:  # they are of different ages
+            if (step + i * life // MODELS) % life == 0:  # the models have different ages
                 models[i] = new_model(generator), None
             start, optimizer_state = models[i]
 
@@ -122,7 +122,7 @@ def train_rater(
             assert found.end is not None
             models[i] = found.end
             norm = torch.stack([g.norm() for g in found.gradients.values()]).norm() + 1e-12
-            for name, gradient in found.gradients.items():  # one normalised gradient a model
+            for name, gradient in found.gradients.items():  # one normalised gradient per model
                 total[name] += gradient / norm / MODELS
         for name, tensor in rater.items():
             tensor.grad = total[name]

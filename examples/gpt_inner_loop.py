@@ -1,11 +1,11 @@
-"""The meta-gradient through 2 to 32 AdamW steps of a small GPT, one step of memory at a time.
+"""The meta-gradient through 2 to 32 AdamW steps of a small GPT, with one step's graph at a time.
 
     python -m examples.gpt_inner_loop --steps 8
 
-Four sources of tokens are mixed, of which one is what counts. The inner loop trains a GPT of 10.9 M
-parameters on the mixture; the outer loss is that of new sequences of the first source. What learns
-is how much each source counts, and where the GPT begins. Each step keeps nothing but, now and then,
-where it began (`maml.Problem.snapshots`): the way back computes it again, with attention inside.
+The inner loop trains a GPT of 10.9 M parameters on tokens from four sources. The outer loss is the
+loss on new sequences of the first source. The meta-parameters are the sources' weights and the
+GPT's initial parameters. The forward pass keeps only a few states (`maml.Problem.snapshots`). The
+backward pass computes each step again, attention included.
 """
 
 import argparse
@@ -24,7 +24,7 @@ Params = dict[str, Tensor]
 
 
 class Size(NamedTuple):
-    """How large a GPT is, and a batch of tokens."""
+    """The sizes of a GPT and of a batch of tokens."""
 
     width: int = 384
     layers: int = 6
@@ -77,7 +77,7 @@ def draw(size: Size, steps: int, seed: int = 0) -> Params:
     generator = torch.Generator().manual_seed(seed)
 
     def sequences(source: Tensor) -> Tensor:
-        # After a token comes one of three, which depend on the source.
+        # Each token has three possible successors, which depend on the source.
         tokens = [torch.randint(size.vocabulary, source.shape, generator=generator)]
         for _ in range(size.length):
             noise = torch.randint(3, source.shape, generator=generator)
@@ -90,7 +90,7 @@ def draw(size: Size, steps: int, seed: int = 0) -> Params:
 
 
 def begin(net: GPT) -> Params:
-    """Return the meta-parameters: how much each source counts, and the GPT's own."""
+    """Return the meta-parameters: a logit for each source's weight, and the GPT's own."""
     own = {name: parameter.detach() for name, parameter in net.named_parameters()}
     return own | {"of sources": own["norm.weight"].new_zeros(SOURCES)}
 
@@ -103,14 +103,14 @@ def losses(net: GPT, params: Params, tokens: Tensor) -> Tensor:
 
 
 def support(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Tensor]:
-    """Return what a step descends, the weighted loss of its batch, and each sequence's loss."""
+    """Return the inner loss of a step, the weighted mean over its batch, and each loss."""
     each = losses(net, params, task["tokens"][step])
     weights = SOURCES * params["of sources"].softmax(0)
     return (weights[task["source"][step]] * each).mean(), each
 
 
 def query(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Tensor]:
-    """Return the outer loss, and each sequence's."""
+    """Return the outer loss, and each sequence's loss."""
     each = losses(net, params, task["query"])
     return each.mean(), each
 
@@ -120,7 +120,7 @@ def meta_gradient(
 ) -> maml.OuterGradient:
     """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``.
 
-    ``snapshots``: how many states are kept; more take memory and save time. 0: a sixth of all.
+    ``snapshots``: the number of states to keep; more cost memory and save time. 0: ``steps`` / 6.
     """
 
     def state(meta_params: Params) -> maml.Problem:
@@ -135,7 +135,7 @@ def meta_gradient(
 
 
 def main() -> None:
-    """Learn how much each source counts."""
+    """Learn the weight of each source."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=8, help="AdamW steps of the inner loop")
     parser.add_argument("--tiny", action="store_true", help="a GPT of 2,000 parameters")

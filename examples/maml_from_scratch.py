@@ -1,8 +1,8 @@
-"""MAML from scratch (Finn et al. 2017, arXiv:1703.03400): 5-way 1-shot Omniglot, in torch alone.
+"""MAML from scratch (Finn et al. 2017, arXiv:1703.03400): 5-way 1-shot Omniglot, in plain torch.
 
     MAML_DATA=~/data python examples/maml_from_scratch.py --iterations 200
 
-That takes three minutes of one core, and reaches 79.30 ± 1.02 % where chance is 20 %. MAML learns
+This takes three minutes on one core, and reaches 79.30 ± 1.02 %; chance is 20 %. MAML learns
 *initial weights* from which one gradient step on one drawing of each character is enough. The data
 are the official archives, $MAML_DATA/omniglot/images_background.zip and images_evaluation.zip.
 """
@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-WAYS, SHOTS, QUERIES = 5, 1, 5  # classes a task; drawings of each to adapt to, and to be judged by
+WAYS, SHOTS, QUERIES = 5, 1, 5  # per task: classes; drawings per class to adapt on, and to test on
 INNER_RATE, INNER_STEPS, TEST_STEPS = 0.4, 1, 3  # gradient descent on a task's support set
-META_RATE, META_BATCH = 1e-3, 16  # Adam on the initial weights, and the tasks of one of its steps
-FILTERS, TRAINING, TESTS = 64, 1200, 600  # characters to train on, of 1,623; tasks of the others
+META_RATE, META_BATCH = 1e-3, 16  # Adam's rate for the initial weights; tasks per step of Adam
+FILTERS, TRAINING, TESTS = 64, 1200, 600  # filters; training characters, of 1,623; test tasks
 BLOCK = ("conv.weight", "conv.bias", "norm.weight", "norm.bias")
 Weights = dict[str, Tensor]
 Task = tuple[Tensor, Tensor, Tensor, Tensor]  # support images and labels, query images and labels
@@ -45,11 +45,11 @@ def read_characters(folder: Path) -> Tensor:
 
 
 def sample_task(characters: Tensor, generator: torch.Generator) -> Task:
-    """Draw a task: new classes, and new drawings of them. Labels are 0 … 4 in every task anew."""
+    """Draw a task: new classes, and new drawings of them. Every task has the labels 0 … 4."""
     support, query = [], []
     for character in torch.randperm(len(characters), generator=generator)[:WAYS]:
         chosen = torch.randperm(20, generator=generator)[: SHOTS + QUERIES]
-        # A character turned by 90° is another class: four times as many to learn from.
+        # A character turned by 90° is another class, which gives four times as many classes.
         turns = int(torch.randint(4, (1,), generator=generator))
         images = torch.rot90(characters[character, chosen], turns, (1, 2))[:, None]
         support.append(images[:SHOTS])
@@ -58,7 +58,7 @@ def sample_task(characters: Tensor, generator: torch.Generator) -> Task:
     return torch.cat(support), support_y, torch.cat(query), query_y
 
 
-# 2. The network, as a function of its weights: the inner loop computes with weights of no module.
+# 2. The network, as a function of its weights: adapted weights are not parameters of a module.
 
 
 def initial_weights(generator: torch.Generator) -> Weights:
@@ -79,20 +79,20 @@ def network(weights: Weights, x: Tensor) -> Tensor:
     for i in range(4):
         kernel, bias, scale, shift = (weights[f"blocks.{i}.{name}"] for name in BLOCK)
         x = F.conv2d(x, kernel, bias, stride=2, padding=1)
-        # Batch norm by this batch's own statistics: no task leaves anything behind for another, and
-        # the queries of a task are seen together ("transductive").
+        # Batch norm by this batch's own statistics. So tasks share no state, and all queries of a
+        # task are normalised together ("transductive").
         x = F.relu(F.batch_norm(x, None, None, scale, shift, training=True, eps=1e-3))
     return F.linear(x.mean((2, 3)), weights["head.weight"], weights["head.bias"])
 
 
-# 3. MAML itself: the inner loop adapts to a task, the outer loop learns where that begins.
+# 3. MAML itself: the inner loop adapts to a task; the outer loop learns the initial weights.
 
 
 def adapt(weights: Weights, x: Tensor, y: Tensor, steps: int, second_order: bool) -> Weights:
-    """The inner loop: gradient descent on a task's support set.
+    """Run the inner loop: gradient descent on a task's support set.
 
-    ``create_graph`` keeps how each gradient was computed: the result can then be differentiated by
-    the weights that it began with.
+    ``create_graph`` keeps the graph of each gradient, so that the result can be differentiated by
+    the initial weights.
     """
     for _ in range(steps):
         loss = F.cross_entropy(network(weights, x), y)

@@ -1,1 +1,1 @@
-"""Commands around trainings: start one, sweep settings, compare learners, and the scripts."""
+"""Commands to start trainings, sweep settings and compare learners, and shell scripts."""

@@ -1,4 +1,4 @@
-"""``python -m launch.check_record DIR``: whether a record's model scores what the record says."""
+"""``python -m launch.check_record DIR``: check that a record's model has its accuracies."""
 
 from maml.__main__ import entry
 

@@ -1,4 +1,4 @@
-"""``python -m launch.compare A B …``: is one better than the other, and how sure is that."""
+"""``python -m launch.compare A B …``: compare runs, and test whether one is better."""
 
 from maml.__main__ import entry
 

@@ -1,10 +1,10 @@
-# Sourced by the other scripts: find the environment, make it, or bring it up to date.
+# The other scripts source this file. It finds the environment, makes it, or brings it up to date.
 #
-#   VENV     where it is (default: the active one if it lacks nothing, else .venv in the repository)
-#   PYTHON   which Python makes it (default: a 3.11 to 3.14 that is found, or that uv brings along)
+#   VENV     its folder (default: the active environment if it is complete, else .venv here)
+#   PYTHON   the Python that makes it (default: a Python 3.11 to 3.14 on PATH, or one from uv)
 #
-# uv installs it: yours if it is on PATH, else one that pip puts there. Where uv fails, pip installs it,
-# three times slower. Only what was made here is changed.
+# uv installs the packages: your uv on PATH, else one that pip installs. If uv fails, pip does it,
+# three times slower. The script changes only environments that it made.
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$repo"
@@ -12,19 +12,19 @@ active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}}
 [ -z "${VENV:-}${PYTHON:-}" ] || active=
 VENV=${VENV:-.venv}
 case $VENV in /*) ;; *) VENV=$repo/$VENV ;; esac
-# Written last, and emptied first: only the stamp of a whole environment has all of this.
+# The stamp is emptied first and written last, so only a whole environment has a full stamp.
 stamp=$VENV/.requirements log=$VENV/.install.log
 whole_stamp() { cat requirements.txt requirements.lock && made_as; }
-# Its last line. Programs in the environment name its folder.
+# The stamp's last line. It has the folder, because programs in the environment contain that path.
 made_as() { "${PYTHON:-$VENV/bin/python}" -c 'import sys; print("# Python %d.%d in" % sys.version_info[:2], sys.argv[1])' "$VENV" 2>/dev/null; }
 is_whole() { [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$(whole_stamp)" ]; }
 
 say() { printf '%s\n' "$*" >&2; }
 
-# Use an environment that was not made here ($1) if it lacks nothing; else say what, and return 1.
+# Use an environment that was not made here ($1) if it is complete; else say what is missing.
 use_own() {
     local lacks pip=(-m pip --isolated --disable-pip-version-check install --dry-run --no-deps --no-index)
-    # pip has nowhere to find a package, so it succeeds only where all are installed.
+    # pip gets no package index (--no-index), so it succeeds only if all packages are installed.
     if ! lacks=$(PIP_CONFIG_FILE=/dev/null "$1/bin/python" "${pip[@]}" -r requirements.txt 2>&1); then
         say "environment: $1 is not used: ${lacks##*$'\n'}"
         return 1
@@ -46,7 +46,7 @@ find_python() {
     return 1
 }
 
-# $1: the Python of a new environment; empty to update the one that is there.
+# $1: the Python of a new environment; empty: update the existing environment.
 install() {
     local python=$VENV/bin/python index
     echo "Working on $VENV"
@@ -59,11 +59,11 @@ install() {
             "$python" -m pip install uv==0.13.9 || echo "uv cannot be had"
         fi
     fi
-    # uv does not read pip's settings: where pip is told another package index, tell uv.
+    # uv does not read pip's settings, so pass a package index that is set for pip on to uv.
     index=${PIP_INDEX_URL:-$("$python" -m pip config get global.index-url 2>/dev/null)} || :
     [ -z "$index" ] || export UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX:-$index}
-    # learn2learn on every Python, and our numpy whatever it asks for. Its setting is for the command line.
-    # This folder itself, so that the command maml and "import maml" work everywhere.
+    # sed: learn2learn on every Python, its setting on the command line. --overrides: our numpy.
+    # --editable: this folder, so that the command maml and "import maml" work everywhere.
     sed -E 's/^(learn2learn[^ ]*).*/\1/' requirements.txt |
         "${uv:-$VENV/bin/uv}" pip install --python "$python" --requirements - --editable . --constraint requirements.lock \
             --overrides <(grep '^numpy' requirements.txt) --config-setting=--build-option=build_ext || {
@@ -80,7 +80,7 @@ make_environment() {
     local uv python began=$SECONDS installer
     [ -n "$active" ] && ! [ "$active" -ef "$VENV" ] && use_own "$active" && return
     is_whole && return
-    # One at a time makes it, where there is flock. An installer outlives a script that was killed.
+    # With flock, one process makes it. An installer that outlives a killed script keeps the lock.
     if command -v flock >/dev/null && ! flock --nonblock 9; then
         say "environment: another process is making $VENV: waiting"
         flock 9

@@ -1,4 +1,4 @@
-"""``python -m launch.record RUN_DIR``: keep what a table shows of a finished run."""
+"""``python -m launch.record RUN_DIR``: keep a record of a finished run for the tables."""
 
 from maml.__main__ import entry
 

@@ -1,4 +1,4 @@
-"""``python -m launch.table``: the published tables beside ours, from the records alone."""
+"""``python -m launch.table``: the published results next to ours, from the records."""
 
 from maml.__main__ import entry
 

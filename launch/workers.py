@@ -1,12 +1,12 @@
-"""Train with several workers on this host, which nobody outside it can reach.
+"""Train with several workers on this host; other hosts cannot reach them.
 
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
-torchrun's key-value store listens at every address of a host, and whoever reaches it can write
-there. Here the store, RPC and gloo listen at the loopback alone. And torchrun ends all workers when
-one is lost. Here they decide themselves, once they have met: a run that can do without one goes on.
-Where all have ended, all are started again if that was asked for, and continue from the last
-checkpoint.
+torchrun's key-value store listens at every address of a host, and anyone who reaches it can write
+to it. Here the store, RPC and gloo listen only at the loopback address. torchrun ends all workers
+when one is lost. Here the workers decide, once all have met: a run that can do without the lost
+worker continues. With ``--restarts``, workers that have all ended start again, and continue from
+the last checkpoint.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ LOOK = 0.1
 """Seconds between two looks at the workers."""
 
 PATIENCE = 30.0
-"""Seconds that workers have to end in once they are told to. Then they are killed."""
+"""Seconds that workers have to end after a signal. Then the launcher kills them."""
 
 AFTER = 30.0
-"""Seconds that workers have to end in after rank 0, by themselves."""
+"""Seconds that workers have to end by themselves after rank 0 has ended."""
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         import torch
 
         workers = torch.cuda.device_count() or len(os.sched_getaffinity(0))
-    # As torchrun does: the program shares the cores out among its workers.
+    # As torchrun does. The program itself divides the cores among its workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signals: list[int] = []
     for number in heeded():
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
-    """Return the workers, if given, the restarts, and all other flags, which are checked."""
+    """Return the number of workers (or None) and of restarts, and all other flags, checked."""
     parser = Parser(
         prog="launch/local", description=__doc__, add_help=False,
         epilog="All other flags are those of train_maml.py: python train_maml.py --help",
@@ -77,13 +77,13 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     if own.help or not others:
         parser.print_help()
         raise SystemExit(0 if own.help else 2)
-    # What is wrong with a flag is said once, and before anything is started.
+    # Check the flags here, so that an error appears once, before any worker starts.
     parse(others)
     return own.workers, own.restarts, others
 
 
 class _Workers:
-    """The workers of one start. Rank 0 holds the store; where it listens is inherited."""
+    """The workers of one start. Rank 0 holds the store, and inherits the listening socket."""
 
     def __init__(self, count: int, attempt: int, arguments: list[str]) -> None:
         listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
@@ -112,9 +112,9 @@ class _Workers:
         self.stopped_by = 0
 
     def wait(self, signals: list[int]) -> int:
-        """Wait until all have ended, and hand on ``signals``; return the first failure's exit code.
+        """Wait until all have ended, and pass ``signals`` on; return the first failure's exit code.
 
-        It is 0 if rank 0's is: the run is done, whoever was lost.
+        Return 0 if rank 0 returned 0: then the run is done, even if another worker was lost.
         """
         deadline = math.inf
         while self._living():
@@ -134,39 +134,39 @@ class _Workers:
         return self._code(self._failed)
 
     def kill(self) -> None:
-        """Kill those that are left."""
+        """Kill the workers that still run."""
         for process in self._living():
             process.kill()
             process.wait()
 
     def _living(self) -> list[subprocess.Popen[bytes]]:
-        """Return those that have not ended; note which one failed first."""
+        """Return the workers that still run; remember which worker failed first."""
         living = [process for process in self._processes if process.poll() is None]
         failed = [process for process in self._processes if process.returncode]
         self._failed = self._failed or (failed[0] if failed else None)
         return living
 
     def _must_end(self) -> bool:
-        """Whether the others must be ended, as one has: they would wait for it."""
+        """Return whether to end the others because a worker has ended: they would wait for it."""
         if self._processes[0].returncode is None:
             self._alone_since = time.monotonic()
         elif time.monotonic() > self._alone_since + AFTER:
             return True
         with contextlib.suppress(BlockingIOError):
             self._said += os.read(self._met, 1)
-        # Once all have met, they see by themselves what becomes of the others.
+        # Once all have met, the workers themselves notice when another worker ends.
         return self._failed is not None and not self._said
 
     def _end(self, number: int) -> float:
-        """Tell all to end; return when they are killed that have not."""
+        """Send all workers a signal to end; return the time at which to kill the rest."""
         for process in self._living():
             process.send_signal(number)
         return time.monotonic() + PATIENCE
 
     def _code(self, failed: subprocess.Popen[bytes]) -> int:
-        """Say how a worker failed; return the exit code."""
+        """Print how a worker failed; return the exit code."""
         code: int = failed.returncode
-        if code == 2:  # bad input, of which the last line is the worker's own
+        if code == 2:  # bad input, which the worker itself has reported
             return code
         by = signal.Signals(-code).name if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:

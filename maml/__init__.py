@@ -1,4 +1,4 @@
-"""Meta-learning with one definition of a meta-gradient, whatever the topology.
+"""Meta-learning with one definition of a meta-gradient for every topology.
 
 As a library (docs/library.md)::
 
@@ -6,8 +6,8 @@ As a library (docs/library.md)::
     maml.episodes("omniglot", split="test", ways=5, shots=1).task(0)
     maml.meta_gradient(state, meta_params, tasks)
 
-Names are imported when they are asked for: ``import maml`` loads no torch, for which ``--help``
-and a mistyped flag do not wait.
+Each name is imported at its first use. So ``import maml`` does not load torch, and ``--help`` or
+the error for a mistyped flag appears at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from maml.processes import system
 
-if TYPE_CHECKING:  # "as": a type checker takes it for offered
+if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.errors import UserError as UserError
     from maml.library.distribution import distributed as distributed
     from maml.library.family import *  # noqa: F403
@@ -52,7 +52,7 @@ _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = sorted((*_MODULE_OF, "nn"))
 
-# Here, because it counts only where torch is not loaded yet.
+# At import, because the setting has no effect once torch is loaded.
 system.spin_briefly()
 
 
@@ -68,5 +68,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    # What is offered; not the modules that it comes from.
+    # List only the public names, not the modules that define them.
     return __all__

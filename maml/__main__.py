@@ -8,21 +8,21 @@ from maml.processes.program import run_program
 
 PROGRAMS = {
     "train": ("train_maml", "train a learner: PRESET [--flag value …]"),
-    "evaluate": ("maml.evaluate", "test a run again, as otherwise"),
+    "evaluate": ("maml.evaluate", "evaluate a run's checkpoints, also with other settings"),
     "predict": ("maml.predict", "adapt to a folder of images, and name others"),
     "plots": ("maml.plots.__main__", "draw runs"),
-    "replay": ("maml.replay", "the tasks of a step that was not finite"),
+    "replay": ("maml.replay", "compute the tasks of a step that was not finite, one by one"),
     "sweep": ("maml.studies.sweep", "run the trials of a sweep"),
     "compare": ("maml.studies.compare", "two runs, paired over tasks and seeds"),
     "record": ("maml.studies.record", "keep a run for a table"),
     "check": ("maml.studies.check_record", "compute a record's accuracies again"),
     "table": ("maml.studies.table", "the published table beside ours"),
 }
-"""The module of each program, and what it does."""
+"""The module of each program, and its line in the help text."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the program that is named first, with the arguments after it."""
+    """Run the program that the first argument names, with the arguments after it."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: maml PROGRAM …   (maml PROGRAM --help: its arguments)\n")
         for name, (_, does) in PROGRAMS.items():
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 
 def entry(*program: str) -> None:
-    """Run what the command line says; of ``program``, where that is said already."""
+    """Run a program on the command line's arguments, after the words ``program`` if given."""
     run_program(main, [*program, *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""Errors that a user can mend, and the exit codes that go with them."""
+"""Errors that a user can fix, and errors of lost processes with their exit codes."""
 
 from datasets.errors import UserError as UserError
 
@@ -12,10 +12,10 @@ class WorkerLostError(Exception):
 
 
 class DivergedError(WorkerLostError):
-    """Processes hold different parameters: all see it at once, and say it in the same words."""
+    """Processes hold different parameters. Every rank raises this error, with the same text."""
 
 
 def timed_out(error: BaseException) -> bool:
-    """Return whether torch's error says that time ran out: it has no type of its own for that."""
+    """Return whether an error of torch is a timeout; torch has no own exception type for it."""
     text = str(error).lower()
     return "timed out" in text or "timeout" in text

@@ -1,10 +1,10 @@
-"""``python -m maml.evaluate RUN_DIR``: how good a run's checkpoints are.
+"""``python -m maml.evaluate RUN_DIR``: evaluate a run's checkpoints.
 
     python -m maml.evaluate runs/maml-omniglot-5way-1shot-… --split test --tasks 600
     python -m maml.evaluate runs/20w5s --watch --split validation
 
-It appends to the run directory's ``evaluations.jsonl``; with ``--watch``, a row for every
-checkpoint as training makes them. A record stays as it is.
+The program appends a row to ``evaluations.jsonl`` in the run directory; with ``--watch``, a row for
+every checkpoint, as soon as training saves it. In a record it writes nothing.
 """
 
 import argparse
@@ -34,16 +34,16 @@ from maml.strategies.local import alone
 
 ASKED: dict[str, tuple[str, Any, str]] = {
     "steps": ("eval_inner_steps", at_least(0), "inner steps on the support set"),
-    "ways": ("ways", at_least(1), "classes a task, for a learner without parameters of a class"),
+    "ways": ("ways", at_least(1), "classes per task, for learners without parameters of a class"),
     "shots": ("shots", at_least(1), "support examples per class"),
     "queries": ("eval_queries", at_least(1), "query examples per class"),
     "data": ("data", str, "another data set, of images of the same shape"),
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
-"""What may be asked otherwise than the run's own: flag, field, type, help."""
+"""Settings that may differ from the run's own, by flag: field, type, help."""
 
 SETTLE = 90.0
-"""Seconds in which a killed training may start again, and a shared folder show its last file."""
+"""Seconds to wait after training ended: for a restart, or for its last file to appear."""
 
 
 def main(arguments: list[str]) -> int:
@@ -73,15 +73,15 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
     text = "tasks to evaluate (default: 600)"
     parser.add_argument("--tasks", type=at_least(1), default=600, help=text)
-    text = "headline: normalise each query by the support set's statistics alone"
+    text = "headline accuracy: normalise each query by the support set's statistics"
     parser.add_argument("--non-transductive", action="store_true", help=text)
     add_iteration(parser)
-    text = "beside it the mean of the outputs of the K best checkpoints (train with --keep-best K)"
+    text = "evaluate an ensemble, too: the mean output of the K best checkpoints (--keep-best K)"
     parser.add_argument("--ensemble", metavar="K", type=at_least(2), help=text)
     for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     add_here(parser)
-    text = "evaluate every checkpoint until the training is over; may be started before, and again"
+    text = "evaluate every checkpoint until training ends; you may start it before the training"
     parser.add_argument("--watch", action="store_true", help=text)
     text = "--watch: seconds between looks (default: 5)"
     parser.add_argument("--poll", type=positive, default=5.0, help=text)
@@ -105,14 +105,14 @@ class RunEvaluator:
         self.of_record = (options.run_dir / RECORDED).is_file()
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
-        if self.rows.is_dir():  # not after an evaluation that takes an hour
+        if self.rows.is_dir():  # fail now, not after an evaluation of an hour
             raise UserError(f"{self.rows}: is a folder")
         self.config: Config | None = None
-        # Once, not with every checkpoint that is watched.
+        # Warn once, not with every checkpoint that --watch evaluates.
         self._warned: set[str] = set()
 
     def config_now(self) -> Config:
-        """Return the run's configuration, with what is otherwise here."""
+        """Return the run's configuration, with the values of this machine and command line."""
         options = self.options
         self._of_run = config = directory.config_here(
             options.run_dir, options.data_root, options.device, trust=options.trust
@@ -120,7 +120,7 @@ class RunEvaluator:
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
         its_own = config.data == "folder" or is_theirs(config.data)
         if its_own and options.data not in (None, config.data) and options.data_root is None:
-            # Its root is where a user's own images are, and no other data set.
+            # The run's root holds the user's own images, so another data set has the default root.
             asked["data_root"] = Config().data_root
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
         checks.check(config)
@@ -128,7 +128,7 @@ class RunEvaluator:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"
             )
-        # Which of the two accuracies is the headline, and chooses checkpoints.
+        # Selects the accuracy that is the headline and that chooses checkpoints.
         self.transductive = config.transductive and not options.non_transductive
         return config
 
@@ -151,28 +151,28 @@ class RunEvaluator:
         }
 
     def prepare(self) -> bool:
-        """Build the worker when there is a configuration, and anew when it is another one."""
+        """Build the worker for the run's configuration; return whether there is one yet."""
         try:
             config = self.config_now()
         except UserError as error:
             cause = error.__cause__
-            # Not there yet; or replaced while it was read, over NFS.
+            # The file is not there yet, or was replaced during the read (NFS).
             if isinstance(cause, OSError) and cause.errno in (errno.ENOENT, errno.ESTALE):
                 return self.config is not None
             raise
-        # A training that continues may be given other queries or inner steps to evaluate with.
+        # A training that continues may have other flags, such as --eval-queries.
         if config != self.config:
             self.build(config)
         return True
 
     def evaluated(self) -> set[int]:
-        """Return the iterations that have a row for the same question."""
-        # No more is needed: a training that goes back over one makes the same parameters again.
+        """Return the iterations that have a row with the same evaluation settings."""
+        # The iteration is enough: a training that repeats it makes the same parameters again.
         rows = files.read_rows(self.rows, mended=True)
         return {row["iteration"] for row in rows if self._question.items() <= row.items()}
 
     def evaluate(self, saved: dict[str, Any], together: Sequence[dict[str, Any]] = ()) -> None:
-        """Evaluate a checkpoint, and an ensemble ``together``; append the row and print it."""
+        """Evaluate a checkpoint, and an ensemble ``together``; print the scores, append the row."""
         options, question = self.options, self._question
         self._check([saved, *together])
         row = {"iteration": saved["iteration"], **question}
@@ -182,31 +182,31 @@ class RunEvaluator:
             who = f"ensemble of iterations {', '.join(map(str, row['ensemble']))}"
             asked += [("ensemble_", who, [one["model"] for one in together])]
         for prefix, who, models in asked:
-            # A line that goes on for hours is for terminals.
+            # With --watch, a progress bar runs for hours: show it only in a terminal.
             found = evaluate(
                 self.strategy, models, options.split, options.tasks,
                 progress=sys.stderr.isatty() or not options.watch,
             )  # fmt: skip
             row |= {prefix + name: found[name] for name in found if name not in question}
-            # Before it is written: where that fails, it is not lost.
+            # Print before the row is written, so that a failed write does not lose the result.
             print(f"{who}: {summary(found, self.strategy.config, self.transductive)}", flush=True)
             _say(no_answers(found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if not self.of_record:
-            # Where a full disk has cut the last row short, this one begins a line of its own.
+            # A full disk may have cut the last row short. Then begin a new line.
             before = self.rows.read_bytes() if self.rows.is_file() else b""
             mend = "\n" if before and not before.endswith(b"\n") else ""
             files.append_line(self.rows, mend + json.dumps(row))
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
-        """Refuse checkpoints, the first of which is the run's, that do not fit what is asked."""
+        """Refuse checkpoints of another network, or of other training classes than now."""
         options, learner = self.options, self.strategy.worker.learner
         for one in contents:
             what = f"{options.run_dir}, after {one['iteration']}"
             checkpoint.check_model(one, learner.meta_parameters(), what)
             warn_of_edits(self.strategy.config, one, self._warned)
         if contents[0].get("division") is not None and options.data is None:
-            # As the run opens it: what is asked of the tasks here is not asked of those.
+            # Open the training split with the run's settings, not with those of this evaluation.
             learner = copy.copy(learner)
             learner.config = self._of_run
             division = learner.open_tasks("train").division
@@ -216,9 +216,9 @@ class RunEvaluator:
 class Watch:
     """Evaluates every numbered checkpoint of a run, each once, until its training is over.
 
-    Nothing but the run directory connects the two, on a shared folder, too: training renames
-    finished files into place and never looks whether anybody reads them. So there are no locks, and
-    nothing is read half-written. The directory need not exist yet.
+    The watcher and the training share only the run directory, which may be on a shared folder.
+    Training renames finished files into place and does not depend on readers. So there are no
+    locks, and the watcher reads no half-written file. The directory need not exist yet.
     """
 
     def __init__(self, evaluator: RunEvaluator) -> None:
@@ -235,11 +235,11 @@ class Watch:
         _say(f"watching {run_dir}")
         before, since = None, time.monotonic()
         while True:
-            # The status before the checkpoints: what was saved before an end is seen after it.
+            # Read the status before the checkpoints, so that no checkpoint before an end is missed.
             status = directory.read_status(run_dir) or {"state": "unknown", "iteration": -1}
             state, iteration = status["state"], status["iteration"]
             if self._evaluate_next():
-                before = None  # there is more to see by now
+                before = None  # restart the patience: evaluating took time
                 continue
             ended = state in ("finished", "stopped")
             if ended and iteration in self._done:
@@ -268,7 +268,7 @@ class Watch:
         """Evaluate the oldest checkpoint that is not done; return whether there was one."""
         if not self._evaluator.prepare():
             return False
-        # Read anew each time: rows of an earlier watcher, or of another one.
+        # Read the rows again each time: an earlier or a second watcher may have added some.
         self._done |= self._evaluator.evaluated()
         for iteration, path in checkpoint.numbered_checkpoints(self._run_dir).items():
             if iteration in self._done | self._damaged:
@@ -276,7 +276,7 @@ class Watch:
             try:
                 saved = checkpoint.load(path)
             except UserError as error:
-                # Training keeps only the newest few: one that is gone by now is not damaged.
+                # Training keeps only the newest few. A file that is gone by now is not damaged.
                 if path.exists():
                     self._damaged.add(iteration)
                     _say(f"{error}; left out")
@@ -286,7 +286,7 @@ class Watch:
         return False
 
     def _look(self) -> set[tuple[str, int]]:
-        """Return what differs when training has changed something: half a file counts, too."""
+        """Return names and times of files: they differ once training has written, even in part."""
         names = ("config.yaml", "metrics.jsonl", "status.json", "checkpoints/*")
         found = set()
         for path in itertools.chain.from_iterable(map(self._run_dir.glob, names)):

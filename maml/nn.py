@@ -1,4 +1,4 @@
-"""Layers for networks of one's own, which compiled kernels compute."""
+"""Layers for a user's own networks, which the compiled kernels can compute."""
 
 from maml.networks.conv4 import ConvBlocks as ConvBlocks
 

@@ -1,4 +1,4 @@
-"""Parameters by name: what learns, what adapts, and their gradients."""
+"""Parameters by name: meta-parameters, adapted parameters, and their gradients."""
 
 from typing import TypeAlias
 
@@ -9,28 +9,28 @@ Params: TypeAlias = dict[str, Tensor]
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are of one dtype and shape, and hold the same numbers, be they nan."""
+    """Return whether two tensors have the same dtype, shape and numbers; nan equals nan."""
     return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.allclose(
         one, other, rtol=0.0, atol=0.0, equal_nan=True
     )
 
 
 def in_float64(tensor: Tensor) -> Tensor:
-    """Return a tensor of floats in float64, others as they are."""
+    """Return a floating-point tensor in float64, and any other tensor unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def without_prefix(params: Params, prefix: str) -> Params:
-    """Return those of ``params`` whose names begin with ``prefix``, without it."""
+    """Return the ``params`` whose names begin with ``prefix``, by names without the prefix."""
     return {
         name[len(prefix) :]: tensor for name, tensor in params.items() if name.startswith(prefix)
     }
 
 
 def sum_rows(rows: Tensor) -> Tensor:
-    """Return the sum over the first dimension, without a graph; it lies in memory as the rows do.
+    """Return the sum over the first dimension, without a graph, in the rows' memory layout.
 
-    Torch's own result is contiguous; where the rows are not, it takes tens of times as long.
+    Torch's default result is contiguous. If the rows are not, that takes tens of times as long.
     """
     if rows.is_sparse:
         return rows.detach().sum(0)
@@ -38,10 +38,10 @@ def sum_rows(rows: Tensor) -> Tensor:
 
 
 class ParamLayout:
-    """Where each parameter lies in one flat tensor: one operation or one message for all."""
+    """Places all parameters in one flat tensor, for one operation or one message for all."""
 
     def __init__(self, params: Params) -> None:
-        """Lay out ``params``, of one dtype, end to end in the order of their names as given."""
+        """Lay out ``params``, which have one dtype, end to end in their given order."""
         self._shapes = {name: tensor.shape for name, tensor in params.items()}
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self.n_params = sum(self._sizes)

@@ -2,9 +2,9 @@
 
     python -m maml.predict runs/maml-omniglot-5way-1shot-… --support animals --query unknown
 
-SUPPORT holds one folder a class, with any number of images each. QUERY is an image, a folder of
-images, or a folder of folders of the same classes; of the last the accuracy is told, too. One line
-an image: file, class, probability, with tabs between them.
+SUPPORT holds one folder per class, with any number of images each. QUERY is an image, a folder of
+images, or a folder with one folder per class. The program prints one line per image: file, class,
+probability, with tabs between them. In the last case, the accuracy follows.
 """
 
 import argparse

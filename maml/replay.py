@@ -1,9 +1,9 @@
-"""``python -m maml.replay RUN_DIR``: the tasks of a step that was not finite, one by one.
+"""``python -m maml.replay RUN_DIR``: compute the tasks of a step that was not finite, one by one.
 
     python -m maml.replay runs/maml-omniglot-5way-1shot-… [--iteration 1234]
 
-A training that meets a loss or gradient that is not finite does not take that step, and keeps its
-tasks and the model before it. Here each task is computed alone: which one is it?
+If a loss or gradient is not finite, training does not take the step, and keeps the step's tasks and
+the model before it. This program computes each task alone, to find those that are not finite.
 """
 
 import sys
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         said = f"{len(bad)} of {counted(len(tasks), 'task')} not finite"
         print(f"{said}: {', '.join(map(str, bad))}")
     else:
-        print(f"each of the {len(tasks)} tasks is finite by itself, here and now")
+        print(f"each of the {len(tasks)} tasks is finite when computed alone, on this machine")
         share = worker.share(model, tasks, worker.learner)
         print(f"together: {_numbers(worker, share)}{_faults(share.gradients)}")
     return 0
@@ -70,7 +70,7 @@ def _numbers(worker: Worker, share: Share) -> str:
     """Return the mean loss and metrics of a share, and the norm of its mean gradient."""
     means = (share.totals / share.n_tasks).tolist()
     shown = [f"{n} {x:.4g}" for n, x in zip(worker.metric_names, means, strict=True)]
-    # In double precision: the square of a large number must not be what is not finite.
+    # In double precision, so that the square of a large number stays finite.
     flat = torch.cat([each.reshape(-1).double() for each in share.gradients.values()])
     return ", ".join([*shown, f"gradient norm {float(flat.norm()) / share.n_tasks:.4g}"])
 

@@ -1,4 +1,4 @@
-"""Seeds for generators that libraries own, from the project's addresses."""
+"""Seeds for the generators of libraries, from the project's addresses."""
 
 import contextlib
 import random
@@ -17,7 +17,7 @@ def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
 
 @contextlib.contextmanager
 def drawn(seed: int, purpose: str) -> Iterator[None]:
-    """Let what torch, numpy and Python draw inside follow the address (seed, purpose)."""
+    """Seed torch, numpy and Python by the address (seed, purpose) inside the context."""
     with kept():
         begin(seed_of(seed, purpose))
         yield
@@ -25,7 +25,7 @@ def drawn(seed: int, purpose: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Leave the global generators of torch, numpy and Python as they are, whatever is drawn."""
+    """Restore the global generators of torch, numpy and Python when the context ends."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(_gpus()):
         try:
@@ -36,14 +36,14 @@ def kept() -> Iterator[None]:
 
 
 def begin(number: int) -> None:
-    """Let the global generators begin at a number of 63 bits."""
+    """Seed the global generators with a number of 63 bits."""
     torch.default_generator.manual_seed(number)
-    if _gpus():  # not `torch.manual_seed`: it asks for all kinds of devices, which takes long
+    if _gpus():  # not `torch.manual_seed`, which looks for all kinds of devices: slow
         torch.cuda.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
 
 
 def _gpus() -> list[int]:
-    """Return the GPU of this process, where it computes on one."""
+    """Return the GPU of this process in a list, which is empty if it uses none."""
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

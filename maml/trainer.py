@@ -22,10 +22,10 @@ from maml.worker import Share
 
 
 class Trainer:
-    """Trains, validates, tests, and leaves a run directory."""
+    """Trains, validates, tests, and writes a run directory."""
 
     def __init__(self, config: Config) -> None:
-        """Open and check all that the run needs; rank 0 takes the run directory."""
+        """Open and check all that the run needs; rank 0 locks the run directory."""
         self.setup = Setup(config)
 
     def run(self) -> int:
@@ -47,10 +47,10 @@ class Trainer:
                 return self.ending.code
             finally:
                 self.state.log.close(failed=not self.ending.done)
-        return 0  # all was done when another one was lost
+        return 0  # another process was lost after the run was done
 
     def _begin(self) -> None:
-        """Make the run's companions, and bring them to where it begins."""
+        """Make the run and its companions, and restore their states from its checkpoint, if any."""
         config, strategy = self.setup.config, self.setup.strategy
         start, initial = self.setup.begun
         self.state = run = Run(config, strategy, initial)
@@ -97,7 +97,7 @@ class Trainer:
                     self.validations.validate(bar, heed_stop)
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
-        """Step along the gradient that has come home; write the row that is due."""
+        """Take the outer step along the gradient of ``share``; write a row of metrics if due."""
         run, loss = self.state, float(share.totals[0]) / share.n_tasks
 
         def warn(line: str) -> None:
@@ -130,8 +130,8 @@ class Trainer:
             run.say(f"training ended after iteration {run.iteration}: --stop-after")
         if config.test_tasks and config.test_model == "best":
             validated = self.validations.best.iteration is not None
-            why = "which validated best" if validated else "the last, as none was validated"
-            run.say(f"tested is the model after iteration {iteration}, {why}")
+            why = "which validated best" if validated else "the last, as no model was validated"
+            run.say(f"testing the model after iteration {iteration}, {why}")
         result = testing.test(run, (iteration, params), self.ending.heed_stop)
         if run.speaks:
             result |= self.guard.report()

@@ -1,7 +1,7 @@
 """A worker's share of an iteration: materialise tasks from their ids, differentiate, sum.
 
-Every strategy calls the methods of `Worker`; here, and nowhere else, is what a meta-gradient
-is. Parameters come with the call, gradients leave as a sum with its count.
+Every strategy calls the methods of `Worker`, so that the meta-gradient has one definition. A call
+brings the parameters, and returns the sum of the gradients with the number of tasks.
 """
 
 import functools
@@ -31,23 +31,23 @@ from maml.params import Params
 
 T = TypeVar("T")
 LOOKED_AT = 8
-"""Tasks in one of which each parameter must be read: control flow may choose in each."""
+"""Tasks to check for parameters that no loss reads: control flow may differ by task."""
 REPEATED = (
     "The same seed must give the same numbers in every process. What is drawn from the global "
     "generators of torch, numpy or Python does: they are seeded for each task and step"
 )
-"""What a network must do whose numbers are not repeated."""
+"""The advice to a user whose learner or network gives other numbers in a second call."""
 
 
 class Share(NamedTuple):
-    """What tasks add up to; shares of disjoint tasks add up field by field.
+    """The sums over some tasks; shares of disjoint tasks add up field by field.
 
     Attributes:
         gradients: Σ over tasks of the outer loss's gradient, by meta-parameter name; on the
             worker's device.
         totals: ``[1 + M]``: Σ over tasks of the outer loss and of the learner's M metrics.
         n_tasks: How many tasks.
-        rows: ``[B, 1 + M]``: what ``totals`` is the sum of, for each task, in the order of their
+        rows: ``[B, 1 + M]``: the terms of ``totals``, one row for each task in the order of the
             ids; None once shares have been added up.
     """
 
@@ -58,7 +58,7 @@ class Share(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Training tasks of one phase (`Learner.phase`), of the ids ``ids [B]``, made or to be made."""
+    """Training tasks ``ids [B]`` of one phase, before or after `Learner.materialise`."""
 
     phase: int
     tasks: Any
@@ -69,12 +69,12 @@ _HEAVY = "one task is work enough for a core"
 
 
 class Worker:
-    """What every process of a run holds: a learner, its device, and episodes opened on demand.
+    """Each process's learner and its device, and episodes that are opened on demand.
 
     Attributes:
-        stopwatch: What this process spends its training on: ``sampling``, the wait for tasks that
-            are being made, and ``computing``.
-        why_one_by_one: Why tasks are computed one by one, where nobody asked for it; or None.
+        stopwatch: Measures the seconds that this process spends on ``sampling``, which includes
+            the wait for prefetched tasks, and on ``computing``.
+        why_one_by_one: Why ``--batching auto`` computes tasks one by one; None if it does not.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Worker:
         *,
         trains: bool = True,
     ) -> None:
-        """Build the learner; open the training episodes, unless given or it only evaluates."""
+        """Build the learner; if it ``trains``, open the training episodes, unless given."""
         self.config = config
         self.device = device
         if device.type == "cuda":
-            # Before the first operation: libraries make their contexts on the device that is set.
+            # Before the first operation: libraries make their contexts on the current device.
             torch.cuda.set_device(device)
-            # Torch's own default is True: convolutions in TF32 without being asked.
+            # Torch's own default is True, which computes convolutions in TF32.
             torch.backends.cudnn.allow_tf32 = False
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._learner_facts = registry.learner(config.learner)
@@ -108,7 +108,7 @@ class Worker:
         self.evaluation_names = tuple(
             prefix + name for prefix in ("", "non_transductive_") for name in self.metric_names
         )
-        # Opened here so that bad data is known before any other worker is waited for.
+        # Open here, so that bad data is found before this process waits for other workers.
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
@@ -116,10 +116,10 @@ class Worker:
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
     def _choose_batching(self) -> None:
-        """Differentiate two tasks, those of a user's own learner or network also one by one.
+        """Choose "vmap" or "tasks"; a user's own learner or network is differentiated in both ways.
 
-        Training computes tasks one by one where the two differ, where tasks cannot be batched or
-        draw random numbers, and where one task is work enough (`one_by_one.is_heavy`).
+        "tasks" is the choice if the results differ, if tasks cannot be batched or draw random
+        numbers, or if one task is work enough for a core (`one_by_one.is_heavy`).
         """
         if not self._theirs:
             self._choose_by_work()
@@ -131,11 +131,11 @@ class Worker:
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
-            if isinstance(made, list):  # their sets may be of any sizes
+            if isinstance(made, list):  # sets of different sizes, which cannot be batched
                 return
             self.learner.checked_way(params, made, self.learner.last_phase)
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
-            # In the dtype of the run: what it raises is what training would.
+            # In the dtype of the run, so that it raises the errors that training would raise.
             heavy = one_by_one.is_heavy(self.learner, params, made)
             on_cpu = self._in_torch and self.device.type == "cpu"
             heavy = heavy and on_cpu and self.config.batching == "auto"
@@ -166,7 +166,7 @@ class Worker:
             self.learner.batching = "vmap"
 
     def _choose_by_work(self) -> None:
-        """Let tasks of this project's own components be batched, if torch has little work each."""
+        """Choose "tasks" for this project's components if one task is work enough for a core."""
         if self.config.batching != "auto":
             self.learner.batching = self.config.batching
             return
@@ -178,7 +178,7 @@ class Worker:
             self.learner.batching, self.why_one_by_one = "tasks", _HEAVY
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
-        """Turn what a user's own learner or network raises into a line that names it."""
+        """Turn an error of a user's own learner or network into a line that names it."""
         return registry.calling(learner=self._learner_facts, network=self._network_facts)
 
     @functools.cache  # noqa: B019 — a worker lives as long as its process
@@ -187,14 +187,14 @@ class Worker:
         return self.learner.open_tasks(split, evaluation=True)
 
     def on_own_thread(self, compute: Callable[[], T]) -> T:
-        """Return ``compute()``, run on one of the worker's own threads: as many as torch has.
+        """Return ``compute()``, run on one of the worker's own threads, as many as torch has.
 
-        A transport has many threads. These few find working memory warm, and share the cores.
+        A transport has many threads. These few reuse warm working memory, and share the cores.
         """
         return self._threads.submit(compute).result()
 
     def get_ready(self, sizes: Iterable[int]) -> None:
-        """Do as ``--compile`` says from here on, at once for calls with so many training tasks."""
+        """Apply ``--compile`` from here on; compile now for each number of tasks in ``sizes``."""
         learner = self.learner
         self.compiled = compiled.choose(
             self.config, self.device, in_torch=self._in_torch,
@@ -204,14 +204,14 @@ class Worker:
             self.share(learner.meta_parameters(), torch.arange(size), learner)
 
     def why_no_kernels(self) -> str | None:
-        """Return why compiled kernels do not serve this run; None where they do, or nobody asks."""
+        """Return why this run cannot use compiled kernels; None if it can, or is not meant to."""
         few_shot = self._learner_facts.tasks == "episodes" and self.learner.image_shape is not None
         if not few_shot or self.config.kernels != "auto" or self.device.type != "cpu":
             return None
         return self.learner.obstacle(self.device)
 
     def why_transductive(self, split: str) -> str | None:
-        """Return why no answer to the tasks of ``split`` is non-transductive; None: some are."""
+        """Return why all answers to tasks of ``split`` are transductive; None if some are not."""
         if not self._theirs or self._learner_facts.tasks == "environments":
             return None
         with self._naming_theirs():
@@ -219,18 +219,18 @@ class Worker:
             if not isinstance(first, Task) or not self.learner.mixes(first.query_x[0]):
                 return None
         name = self.config.network
-        return f"--network {name} answers an example by the others that are asked together with it"
+        return f"--network {name}: an example's answer depends on the other examples of its set"
 
     def share(self, meta_params: Params, ids: Tensor, learner: Learner) -> Share:
         """Sum the meta-gradient and the metrics over the training tasks ``ids [B]``, B ≥ 0.
 
-        ``meta_params`` are on any device. No other thread uses the ``learner`` meanwhile.
+        ``meta_params`` may be on any device. No other thread may use the ``learner`` meanwhile.
         """
         return self.share_of(meta_params, self.training_tasks(ids), learner)
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
-        # Most learners have one phase alone.
+        # Most learners have only one phase.
         phases = [0] * len(ids)
         if self.learner.last_phase > 0:
             size = self.config.meta_batch_size
@@ -245,12 +245,12 @@ class Worker:
             yield Batch(phase, tasks, ids)
 
     def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
-        """Begin with the tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
+        """Prefetch tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
         if len(ids):
             self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
     def share_of(self, meta_params: Params, batches: Iterable[Batch], learner: Learner) -> Share:
-        """Sum as `share` does, over tasks that are at hand, or are made already."""
+        """Sum as `share` does, over ``batches`` of tasks that the caller has."""
         params = self._here(meta_params)
         sums = {name: torch.zeros_like(tensor) for name, tensor in params.items()}
         totals = torch.zeros(len(self.metric_names), dtype=self.dtype, device=self.device)
@@ -272,7 +272,7 @@ class Worker:
     def _differentiate(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> differentiate.OuterGradient:
-        # Compiled is one function alone: that of the phase which most of a training is in.
+        # Only one function is compiled: that of the last phase, which a long training ends in.
         call = self.compiled if phase == learner.last_phase else None
         if _one_by_one(learner, tasks):
             where = addresses(learner, "train", ids)
@@ -286,7 +286,7 @@ class Worker:
     ) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient.
 
-        ``models``: one, or the several of an ensemble (`Learner.evaluate_together`).
+        ``models``: one model, or those of an ensemble (`Learner.evaluate_together`).
         """
         here = [self._here(each) for each in ([models] if isinstance(models, dict) else models)]
 
@@ -312,7 +312,7 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
-        # Dropout is off at test, unless it is asked for.
+        # Dropout is off at test, unless ``--eval-draws`` is set.
         learner.draws = learner.draws or self.config.eval_draws
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
@@ -325,14 +325,14 @@ class Worker:
         return found
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
-        """Split ids into batches of a bounded size: memory stays bounded, too."""
+        """Split ids into batches of at most ``--task-batch`` tasks, to bound the memory."""
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
 
     def _on_device(self, tasks: Any) -> Any:
         if self.device.type == "cpu":
             return tasks
         if self.device.type == "cuda":
-            # From memory that stays in place the copy goes on beside the computation.
+            # From pinned memory, the copy overlaps with the computation.
             tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
         return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)
 

@@ -182,7 +182,7 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--device", "nonsense"): "--device nonsense",
         ("--ways", "7"): "--ways 7: the parameters of --learner maml tell 3 classes apart",
         ("--queries", "30"): "--eval-queries 30: they need 31 images",
-        ("--iteration", "7"): "--iteration 7: no checkpoint of it",
+        ("--iteration", "7"): "--iteration 7: there is no such checkpoint",
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",

@@ -213,7 +213,7 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     assert (maml.load(run_dir).iteration, maml.load(str(run_dir), 2).iteration) == (4, 2)
     file = run_dir / "checkpoints" / "iteration-00000002.pt"
     assert maml.load(file).iteration == 2
-    with pytest.raises(maml.UserError, match=r"^iteration 3: no checkpoint of it; .* of 2, 4$"):
+    with pytest.raises(maml.UserError, match=r"^iteration 3: there is no .* of 2, 4$"):
         maml.load(run_dir, iteration=3)
     rows = [
         {"iteration": i, "split": "validation", "loss": 1.0, "accuracy": 0.9 - i / 10}
@@ -379,7 +379,7 @@ def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:
         ({"a": np.zeros((4, 9, 9))}, {}, "class a of train is float64"),
         (images, {"image_size": 9}, "image_size: no option of data at hand, which takes dtype"),
         ("folder", {"split": "test", "data_root": "tests", "image_size": 0}, "image_size 0: must"),
-        (images, {"split": "test"}, "split 'test': data at hand has none; give the test's classes"),
+        (images, {"split": "test"}, "split 'test': only named data sets have splits; give that"),
         ([images], {}, "data is a list; give the name of a data set, {class: images}, a Taskset"),
         ("tests", {"split": "test"}, "data tests: a folder; give data folder and data_root tests"),
         ("glyphs", {}, "split: give train, validation or test"),

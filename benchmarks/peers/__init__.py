@@ -1,6 +1,6 @@
-"""The peers, one file each: ``backward_of`` for one that goes task by task, or ``build``.
+"""The peers, one file each: a peer that goes task by task has ``backward_of``, others ``build``.
 
-A repetition computes Σ over tasks of the meta-gradient and returns it by the learner's names.
+A repetition computes Σ over tasks of the meta-gradient, and returns it by the learner's names.
 """
 
 import importlib
@@ -22,11 +22,11 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-vmap": {"batching": "vmap"},
     "ours-tasks": {"batching": "tasks"},
 }
-"""This project as a run calls it, and with other flags."""
+"""This project with the flags of a run (``ours``), and with other flags."""
 _OTHERS = ("ours-compiled", "learn2learn", "higher", "torchopt")
 OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled")
 OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain")
-"""The peers that can compute the meta-gradient of each learner, or of a network of one's own."""
+"""The peers that can compute MAML on our networks, and those for a user's own networks."""
 PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
 
 

@@ -9,7 +9,7 @@ from maml.config import Config
 
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
-    """Return what accumulates a task's gradients."""
+    """Return a function that adds a task's gradients to those of ``network``."""
     optimizer = torch.optim.SGD(network.parameters(), lr=config.inner_lr)
 
     def backward(support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> None:

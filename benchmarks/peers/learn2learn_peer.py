@@ -7,7 +7,7 @@ from maml.config import Config
 
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
-    """Return what accumulates a task's gradients."""
+    """Return a function that adds a task's gradients to those of ``network``."""
     import learn2learn  # imported late: it prints notices
 
     maml = learn2learn.algorithms.MAML(network, lr=config.inner_lr, first_order=False)

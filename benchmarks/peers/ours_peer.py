@@ -1,4 +1,4 @@
-"""This project, as a training run calls it: a worker's meta-gradient, default flags."""
+"""This project as a training run calls it: the meta-gradient of a worker."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ class GivenTasks(Episodes):
         self._tasks = tasks
 
     def tasks(self, ids: Tensor) -> Task:
-        """Return tasks by their position, over and over."""
+        """Return tasks by their position, modulo the number of tasks."""
         return Task(*(tensor[ids % len(tensor)] for tensor in self._tasks))
 
 

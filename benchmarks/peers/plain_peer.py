@@ -8,7 +8,7 @@ from maml.config import Config
 
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
-    """Return what accumulates a task's gradients."""
+    """Return a function that adds a task's gradients to those of ``network``."""
     start = dict(network.named_parameters())
 
     def loss_of(at: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from maml.config import Config
 
 
 def backward_of(network: nn.Module, config: Config, loss: Loss) -> Backward:
-    """Return what accumulates a task's gradients."""
+    """Return a function that adds a task's gradients to those of ``network``."""
     inner = torchopt.MetaSGD(network, lr=config.inner_lr)
     network_start = torchopt.extract_state_dict(network, by="reference")
     inner_start = torchopt.extract_state_dict(inner, by="reference")

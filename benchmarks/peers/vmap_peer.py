@@ -10,7 +10,7 @@ from maml.params import Params
 
 
 def build(config: Config, tasks: Task, *, compiled: bool) -> Repetition:
-    """Return a repetition; where ``compiled``, by torch.compile, in the first one."""
+    """Return a repetition; ``compiled``: torch.compile compiles it in the first call."""
     network, names = peer_network(config)
     for module in network.modules():
         for name, child in module.named_children():
@@ -41,7 +41,7 @@ def build(config: Config, tasks: Task, *, compiled: bool) -> Repetition:
 
 
 class _PlainNorm(nn.Module):
-    """``nn.BatchNorm2d`` in plain operations: functorch's second derivative of it is wrong."""
+    """``nn.BatchNorm2d`` in plain operations, as functorch's second derivative of it is wrong."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()

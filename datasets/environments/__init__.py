@@ -1,1 +1,1 @@
-"""Environments to act in: their tasks materialise by acting."""
+"""Environments to act in: acting produces the data of their tasks."""

@@ -1,17 +1,17 @@
-"""Tasks that materialise by acting: environments as tensors, and all the chance that is in them.
+"""Tasks that get their data by acting: environments as tensors, and all their random numbers.
 
-A data set of this kind gives environments in their first states, and the uniform numbers by which
-actions will be drawn; who has a policy then acts. What it meets depends on (seed, split, id) alone.
+A data set of this kind gives the first states of environments, and the uniform numbers that will
+draw the actions. A policy then acts. States and numbers depend only on (seed, split, id).
 
-Shape legend, beside that of :mod:`datasets.tasks`:
+Shape legend, in addition to that of :mod:`datasets.tasks`:
 
 =====  ==========================================================
-``E``  episodes, or environments, side by side
+``E``  episodes or environments in parallel
 ``R``  first states of one environment, used one after the other
 ``T``  steps
-``S``  numbers of a state, its task's physics among them
-``O``  numbers of an observation
-``D``  uniform numbers that one action is drawn by
+``S``  numbers in a state; ``P`` of them are its task's physics
+``O``  numbers in an observation
+``D``  uniform numbers that draw one action
 =====  ==========================================================
 """
 
@@ -31,7 +31,7 @@ from datasets.tasks import Task
 
 
 class Step(NamedTuple):
-    """What an action leads to: ``state [..., S]``, ``reward [...]``, ``ended [...]`` (bool)."""
+    """The result of an action: ``state [..., S]``, ``reward [...]``, ``ended [...]`` (bool)."""
 
     state: Tensor
     reward: Tensor
@@ -41,19 +41,19 @@ class Step(NamedTuple):
 class Environment(ABC):
     """Dynamics as a pure function of tensors: any number of environments at once.
 
-    A state holds its task's physics (or goal) beside what moves, so a state is all that there is.
-    An action is ``discrete``, one of ``outputs``, or a point with ``outputs`` coordinates.
+    A state holds what moves and its task's physics (or goal), so a state describes everything. If
+    ``discrete``, an action is one of ``outputs``; if not, a point with ``outputs`` coordinates.
     """
 
     state_size: ClassVar[int]  # S
     observation_size: ClassVar[int]  # O
-    outputs: ClassVar[int]  # numbers that a policy answers for an observation
+    outputs: ClassVar[int]  # numbers that a policy outputs for an observation
     draws: ClassVar[int]  # D
     discrete: ClassVar[bool]
 
     @abstractmethod
     def observe(self, state: Tensor) -> Tensor:
-        """What a policy sees of ``state [..., S]``: ``[..., O]``, float32's values."""
+        """Return what a policy sees of ``state [..., S]``: ``[..., O]``, in the state's dtype."""
 
     @abstractmethod
     def step(self, state: Tensor, action: Tensor) -> Step:
@@ -61,19 +61,19 @@ class Environment(ABC):
 
     @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The physics of tasks from uniform numbers ``[B, S]``: ``[B, P]``."""
+        """Return the physics of tasks from uniform numbers ``[B, S]``: ``[B, P]``."""
 
     @abstractmethod
     def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What moves, at the beginning, from ``[..., S]``: ``[..., S - P]``."""
+        """Return the start of what moves, from uniforms ``[..., S]``: ``[..., S - P]``."""
 
 
 class Acting(Episodes):
-    """Tasks to act in: physics, first states and uniform numbers by their addresses.
+    """Tasks to act in: addresses determine physics, first states and uniform numbers.
 
-    ``support_x``: the first states ``[B, K, R, S]`` of support episodes, ``support_y`` the uniform
-    numbers ``[B, K, T, D]``; ``query_x`` and ``query_y`` the queries'. All are float64: a fall is
-    not to depend on ``--dtype``.
+    ``support_x`` holds first states ``[B, K, R, S]`` of the support episodes. ``support_y`` holds
+    their uniform numbers ``[B, K, T, D]``. ``query_x`` and ``query_y`` hold those of the query
+    episodes. All are float64, because a fall must not depend on ``--dtype``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Acting(Episodes):
         starts: int = 1,
         **_unused: object,
     ) -> None:
-        """``starts``: R. :class:`DataError` for counts below one; ``shots`` may be 0."""
+        """``starts`` is R. Raise :class:`DataError` for counts below 1; ``shots`` may be 0."""
         asked = (("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1))
         for flag, value, least in asked:
             if value < least:
@@ -98,13 +98,13 @@ class Acting(Episodes):
         self.shots, self.queries, self.horizon, self.starts = shots, queries, horizon, starts
 
     def physics(self, ids: Tensor) -> Tensor:
-        """The physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
+        """Return the physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
         keys = self.keys(ids, "physics", self.seed)
         draws = addresses.uniforms(keys, self.environment.state_size)
         return torch.from_numpy(self.environment.draw_task(draws))
 
     def tasks(self, ids: Tensor) -> Task:
-        """The tasks with these ids (int64 ``[B]``); nobody has acted in them."""
+        """Return the tasks with these ids (int64 ``[B]``), before any action."""
         physics = self.physics(ids).numpy()
         support = self._episodes(ids, "support", self.shots, physics)
         return Task(*support, *self._episodes(ids, "query", self.queries, physics))
@@ -113,7 +113,7 @@ class Acting(Episodes):
         self, ids: Tensor, purpose: str, n: int, physics: NDArray[np.float64]
     ) -> tuple[Tensor, Tensor]:
         environment = self.environment
-        # A key for each episode, and of it one for where it begins and one for what is drawn.
+        # Two keys for each episode: one for its first states, one for its uniform numbers.
         keys = addresses.derive(self.keys(ids, purpose, self.seed), 2 * n).reshape(len(ids), n, 2)
         size = environment.state_size
         first = addresses.uniforms(keys[..., 0], self.starts * size)
@@ -127,13 +127,13 @@ class Acting(Episodes):
 
 
 class Trajectory(NamedTuple):
-    """What was seen and done, step by step, in E environments; ``[..., E, T]`` where no more."""
+    """Every step of E environments; a field without a shape below is ``[..., E, T]``."""
 
     observations: Tensor  # [..., E, T, O]
     actions: Tensor  # int64, or float [..., E, T, outputs]
-    rewards: Tensor  # 0 where nobody acts
+    rewards: Tensor  # 0 where alive is 0
     ends: Tensor  # 1 where a step ended an episode, by a fall or by the time limit
-    alive: Tensor  # 1 where somebody acted, else 0
+    alive: Tensor  # 1 until an environment's last episode has ended, then 0
 
 
 def play(
@@ -146,15 +146,15 @@ def play(
     """Act through T steps in all environments at once.
 
     ``first`` is ``[..., E, R, S]`` and ``draws [..., E, T, D]``; ``choose(observations [..., E, O],
-    draws [..., E, D])`` returns actions. An episode that has ended goes on with the next of the R
-    first states; when none is left, its environment stands still, and its steps are zeros.
+    draws [..., E, D])`` returns actions. After an episode, its environment continues from the next
+    of the R first states. After the last, it stands still and its steps are zeros.
     """
     state, starts, horizon = first[..., 0, :].clone(), first.shape[-2], draws.shape[-2]
     start = torch.zeros(state.shape[:-1], dtype=torch.int64, device=first.device)
     alive = torch.ones(state.shape[:-1], dtype=torch.bool, device=first.device)
     rows: list[tuple[Tensor, ...]] = []
     for drawn in draws.unbind(-2):
-        # To ask on each step would make a GPU wait.
+        # Check only every 16 steps, because each check makes the GPU wait.
         if len(rows) % 16 == 0 and not bool(alive.any()):
             break
         seen = environment.observe(state)
@@ -162,7 +162,7 @@ def play(
         after, reward, ended = environment.step(state, actions)
         ended = ended & alive
         if len(rows) + 1 == horizon:
-            # The time limit ends those episodes that began with the first step, and cuts others.
+            # The time limit ends an episode that began at step 0. It only cuts a later one.
             ended = ended | (alive & (start == 0))
         done = actions * (alive if environment.discrete else alive[..., None])
         rows.append((seen * alive[..., None], done, reward * alive, ended, alive))

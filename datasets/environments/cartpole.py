@@ -1,7 +1,7 @@
 """CartPole (Barto, Sutton and Anderson 1983, doi:10.1109/TSMC.1983.6313077) as tensors.
 
 The dynamics are those of gymnasium's ``CartPole-v1``, step by step, for any number of carts at
-once, each with physics of its own.
+once, each with its own physics.
 """
 
 import math
@@ -36,12 +36,12 @@ COMPONENTS = {
 }
 
 TAU = 0.02  # seconds of a step
-X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # an episode ends beyond: metres, radians
-LEAST, MOST = 0.5, 1.5  # a task's physics are the standard ones, each times a factor between these
+X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * math.pi / 360  # an episode ends beyond these (m, rad)
+LEAST, MOST = 0.5, 1.5  # a task's constants are the standard ones times factors in this range
 
 
 class Physics(NamedTuple):
-    """What gymnasium's CartPole has as constants, in SI units; ``length`` is half the pole's."""
+    """The constants of gymnasium's CartPole, in SI units; ``length`` is half the pole's length."""
 
     gravity: float = 9.8
     mass_cart: float = 1.0
@@ -56,11 +56,11 @@ class CartPole(Environment):
     state_size, observation_size, outputs, draws, discrete = 9, 4, 2, 1, True
 
     def observe(self, state: Tensor) -> Tensor:
-        """See what moves, rounded to float32 as gymnasium does."""
+        """Return what moves, rounded to float32 as in gymnasium."""
         return state[..., :4].float().to(state.dtype)
 
     def step(self, state: Tensor, action: Tensor) -> Step:
-        """Push right (action 1) or left (0), and go on by Euler's method."""
+        """Push right (action 1) or left (0), and advance by one step of Euler's method."""
         x, v, angle, spin, gravity, cart, pole, length, push = state.unbind(-1)
         force = torch.where(action == 1, push, -push)
         cos, sin = torch.cos(angle), torch.sin(angle)
@@ -75,16 +75,16 @@ class CartPole(Environment):
         return Step(after, torch.ones_like(x), ended)
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """All have the standard physics."""
+        """Return the standard physics for every task."""
         return np.tile(np.array(Physics()), (len(u), 1))
 
     def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Uniform in ±0.05, as gymnasium's."""
+        """Draw uniformly in ±0.05, as gymnasium does."""
         return 0.1 * u[..., :4] - 0.05
 
 
 class DrawnCartPole(CartPole):
-    """CartPole with physics of each task: each constant times a factor."""
+    """CartPole where each task has its own physics: each constant times a random factor."""
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw gravity, masses, length and force."""
@@ -92,10 +92,10 @@ class DrawnCartPole(CartPole):
 
 
 class TurnedCartPole(DrawnCartPole):
-    """The same, and the force of half of the tasks is turned round: none balances all."""
+    """The same, but half of the tasks reverse the force, so that no single policy balances all."""
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Draw gravity, masses, length and force, and its direction."""
+        """Draw gravity, masses, length, force and the direction of the force."""
         physics = super().draw_task(u)
         physics[:, Physics._fields.index("force")] *= np.where(u[:, 5] < 0.5, -1.0, 1.0)
         return physics

@@ -18,21 +18,21 @@ COMPONENTS = {
     }
 }
 
-HALF = 0.5  # goals are uniform in the square of ± this
+HALF = 0.5  # goals are uniform in the square [-HALF, HALF]^2
 FASTEST = 0.1  # a step's greatest length along each axis
-CLOSE = 0.01  # an episode ends when the goal is as near as this
+CLOSE = 0.01  # an episode ends when the goal is nearer than this
 
 
 class Navigation(Environment):
     """State: position and goal. The position is observed; reward: minus the squared distance.
 
-    A policy answers a mean velocity; what is done is clipped to ±0.1.
+    A policy outputs a mean velocity. The environment clips actions to ±0.1.
     """
 
     state_size, observation_size, outputs, draws, discrete = 4, 2, 2, 2, False
 
     def observe(self, state: Tensor) -> Tensor:
-        """See the position."""
+        """Return the position."""
         return state[..., :2]
 
     def step(self, state: Tensor, action: Tensor) -> Step:
@@ -47,5 +47,5 @@ class Navigation(Environment):
         return HALF * (2 * u[:, :2] - 1)
 
     def draw_start(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Begin at the origin."""
+        """Start at the origin."""
         return np.zeros((*u.shape[:-1], 2))

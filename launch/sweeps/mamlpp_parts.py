@@ -2,8 +2,8 @@
 
     python -m launch.sweeps.mamlpp_parts --part=msl [--flag value …]
 
-A grid of all flags would have every combination of parts; this has the paper's question
-(arXiv:1810.09502, table 1): what does each one bring?
+A grid of all flags would train every combination of parts. This program trains with one part at a
+time, to answer the paper's question (arXiv:1810.09502, table 1): what does each part contribute?
 """
 
 import sys
@@ -25,7 +25,7 @@ PARTS: dict[str, dict[str, str]] = {
     "cosine": {"meta-schedule": "cosine", "meta-lr-end": "1e-5"},
     "annealing": {"first-order-epochs": "30"},
 }
-"""Of 100 epochs of ten iterations; the paper anneals for 50 epochs of 150."""
+"""Flags for 100 epochs of ten iterations; the paper anneals for 50 of 150 epochs."""
 PARTS["all"] = {name: value for part in PARTS.values() for name, value in part.items()}
 
 

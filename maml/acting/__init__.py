@@ -1,1 +1,1 @@
-"""Policies: they learn by acting in environments. No other room imports this one."""
+"""Policies, which learn by acting in environments. No other package imports this one."""

@@ -1,8 +1,8 @@
-"""What learners of policies share: acting, and how probable what was done is.
+"""What learners of policies share: acting, and the probability of the actions taken.
 
-A policy's task materialises by acting: `Learner.materialise` plays it, by parameters that are taken
-as constants, and the losses then read what was seen and done. So they are pure functions, as every
-loss here, and whatever differentiates and distributes a classifier does so with a policy.
+A policy's task materialises by acting: `Learner.materialise` plays the task, with parameters as
+constants. The losses then read the observations and actions, so they are pure functions as every
+loss here. The code that differentiates and distributes a classifier also serves a policy.
 """
 
 import functools
@@ -22,18 +22,18 @@ from maml.learners.data import data_options
 from maml.params import Params
 
 SPREAD = 0.05
-"""Standard deviation of each coordinate of a continuous action, and the unit of what a policy
-answers: so that a network's outputs, and their gradients, are of the size of logits."""
+"""Standard deviation of each coordinate of a continuous action. It is also the unit of a policy's
+outputs, so that the outputs and their gradients have the size of logits."""
 
 
 class Played(NamedTuple):
-    """B tasks in which somebody has acted.
+    """B tasks that were played.
 
     Attributes:
-        support: For each inner step, its episodes: `Trajectory` of ``[B, steps, K, T, …]``.
+        support: The episodes of each inner step: `Trajectory` of ``[B, steps, K, T, …]``.
         query: `Trajectory` of ``[B, Q, T, …]``.
-        query_y: ``[B, 2]``, measured while acting: a number of the learner's own, `Policy.also`,
-            and the mean return of the query's first episodes.
+        query_y: ``[B, 2]``, measured while acting: the learner's own number (`Policy.also`), and
+            the mean return of the query's first episodes.
     """
 
     support: Trajectory | tuple[()]
@@ -42,10 +42,10 @@ class Played(NamedTuple):
 
 
 class Policy(Learner):
-    """A learner whose network answers logits of actions, or the mean of a continuous action.
+    """A learner whose network outputs logits of actions, or the mean of a continuous action.
 
     Attributes:
-        also: What is measured beside the return: the first number of `Played.query_y`.
+        also: Name of the metric in addition to the return: the first number of `Played.query_y`.
     """
 
     also: str
@@ -53,13 +53,13 @@ class Policy(Learner):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metric_names = ("return", self.also)
-        # An episode is hundreds of calls of a network that takes less time than it takes to call.
+        # An episode calls the network hundreds of times; a call takes longer than its computation.
         self._policy = Traced(self._chosen)
         self._policies = Traced(self._chosen, each=True)
 
     @functools.cached_property
     def environment(self) -> Environment:
-        """What it acts in."""
+        """The environment that the policy acts in."""
         return self.open_tasks("train").environment
 
     def starts(self) -> int:
@@ -87,16 +87,16 @@ class Policy(Learner):
         )
 
     def choose(self, outputs: Tensor, draws: Tensor) -> Tensor:
-        """Return actions, given answers ``[…, outputs]`` and uniform numbers ``[…, D]``."""
+        """Return actions from the network's outputs ``[…, outputs]`` and uniform ``[…, D]``."""
         if self.environment.discrete:
             below = outputs.softmax(-1).cumsum(-1)[..., :-1]
             return (draws >= below).sum(-1)
-        # A draw of 0 would be an infinite step: take the middle of its cell.
+        # A draw of 0 would give an infinite action: take the middle of the draw's cell.
         normal = torch.special.ndtri(draws.clamp(2.0**-54, 1 - 2.0**-53))
         return SPREAD * (outputs + normal.to(outputs.dtype))
 
     def log_probability(self, outputs: Tensor, actions: Tensor) -> Tensor:
-        """Return the log-probability (or its density) of ``actions``: ``[…]``."""
+        """Return the log-probability (or log-density) of ``actions``: ``[…]``."""
         if self.environment.discrete:
             chosen = outputs.log_softmax(-1).gather(-1, actions[..., None])
             return chosen.squeeze(-1)
@@ -121,12 +121,12 @@ class Policy(Learner):
         return self.choose(self.call_network(params, observations)[0], draws)
 
     def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
-        """Return the log-probability of each of one task's actions, 0 of none: ``[E, T]``."""
+        """Return the log-probability of each action of one task, 0 without action: ``[E, T]``."""
         outputs, _ = self.call_network(params, played.observations)
         return self.log_probability(outputs, played.actions) * played.alive
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Return the mean return of the query's first episodes, and what is measured beside it."""
+        """Return the mean return of the query's first episodes, and the metric `also`."""
         return {"return": y[..., 1], self.also: y[..., 0]}
 
     @torch.no_grad()
@@ -135,14 +135,14 @@ class Policy(Learner):
         played = self.materialise(meta_params, tasks, self.config.eval_inner_steps)
         found = self.metrics(played.query_y, played.query_y)
         found = {"loss": -found["return"], **found}
-        # No batch normalises anything, so both are the same.
+        # Batch statistics play no part, so both are the same.
         return found | {f"non_transductive_{name}": value for name, value in found.items()}
 
 
 def first_return(played: Trajectory) -> Tensor:
     """Return the mean, over environments, of the return of their first episode: ``[…]``.
 
-    Not of all episodes: of those that fit into a given number of steps, more are short.
+    Not of all episodes, because a fixed number of steps holds more short episodes than long ones.
     """
     before = played.ends.cumsum(-1) - played.ends
     return (played.rewards * (before == 0)).sum(-1).mean(-1)

@@ -1,4 +1,4 @@
-"""The configuration: its fields, what they may be, presets, and the command line."""
+"""The configuration: its fields, their allowed values, the presets, and the command line."""
 
 from maml.config.fields import FLAGS as FLAGS
 from maml.config.fields import OF_A_HOST as OF_A_HOST

@@ -1,6 +1,6 @@
-"""What a configuration's values may be, each and together; bad ones end in one line.
+"""Check a configuration's values, each and together. A bad value ends in a one-line `UserError`.
 
-What one field, or one component, says of itself is in its facts; here is what several say together.
+The facts of a field or a component hold its own rules. This module holds the rules for several.
 """
 
 import math
@@ -14,14 +14,14 @@ from maml.errors import UserError
 
 
 def most_threads() -> int:
-    """Return the most computing threads: with more, OpenMP crashes or crawls on this machine."""
+    """Return the allowed number of computing threads. With more, OpenMP crashes or crawls here."""
     return 8 * (os.cpu_count() or 1)
 
 
 def check(config: Config, preset: Config | None = None) -> None:
-    """Raise `UserError` naming the first flag whose value cannot work here, or has no effect.
+    """Raise a `UserError` that names the first flag that cannot work here or has no effect.
 
-    What ``preset``, on top of which the flags were given, has itself may have no effect.
+    ``preset`` is the configuration that the flags change. Its own values may have no effect.
     """
     check_values(config)
     if config.threads is not None and config.threads > most_threads():
@@ -34,10 +34,10 @@ def check(config: Config, preset: Config | None = None) -> None:
 
 
 def check_values(config: Config, *, own: bool = True) -> None:
-    """Raise `UserError` naming the first flag whose value cannot work on any machine.
+    """Raise a `UserError` that names the first flag whose value cannot work on any machine.
 
-    Where a user's ``own`` components are not to be imported, and there are some, values are checked
-    each alone: what is right together depends on what a component is.
+    Without ``own``, a user's own components are not imported. If the configuration names one, each
+    value is checked separately, because the rules for several depend on the component's facts.
     """
     for name, facts in FACTS.items():
         value = getattr(config, name)
@@ -57,7 +57,7 @@ def check_bounds(name: str, value: float) -> None:
     """Raise `UserError` for a number that its field does not allow."""
     facts = FACTS[name]
     most = MOST if facts.most is None and isinstance(value, int) else facts.most
-    # `not` a comparison rather than its opposite: nan must fail too.
+    # `not a < b` instead of `a >= b`, because nan must fail, too.
     if facts.above is not None and not facts.above < value < math.inf:
         raise UserError(f"{flag(name)} must be positive and finite, not {value}")
     if facts.least is not None and not facts.least <= value < math.inf:
@@ -70,7 +70,7 @@ def check_bounds(name: str, value: float) -> None:
 
 
 def _check_read(config: Config, preset: Config) -> None:
-    """Raise `UserError` for a value, other than the preset's, that nothing chosen reads."""
+    """Raise `UserError` for a value that differs from the preset's but has no effect here."""
     given = {name: it for name, it in vars(config).items() if it != getattr(preset, name)}
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
@@ -100,7 +100,7 @@ def _check_read(config: Config, preset: Config) -> None:
 
 
 def _check_components(config: Config) -> None:
-    """Raise `UserError` for what a chosen component refuses, or two cannot do together."""
+    """Raise `UserError` for a value that a component refuses, and for components that clash."""
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
         for name, refused in chosen.refuses.items():
@@ -124,8 +124,8 @@ def _check_components(config: Config) -> None:
         known = registry.known("learner").values()
         others = [other.name for other in known if openers[other.tasks][0] is not None]
         raise UserError(
-            f"--data {data.name}: --learner {learner.name} learns from {what}, and it has none; "
-            f"this one is for --learner {', '.join(others)}"
+            f"--data {data.name}: has no {what}, which --learner {learner.name} learns from; it is "
+            f"for --learner {', '.join(others)}"
         )
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
@@ -140,7 +140,7 @@ def _check_combinations(config: Config) -> None:
             "--iterations"
         )
     data = registry.data_set(config.data)
-    # What a user's own data set answers is not known.
+    # We do not know whether the targets of a user's own data set are classes.
     if data.classifies and not data.environments and not data.is_theirs:
         for name in ("ways", "train_ways"):
             if getattr(config, name) == 1:
@@ -149,18 +149,18 @@ def _check_combinations(config: Config) -> None:
                 )
     if config.test_model == "best" and config.test_tasks and not config.eval_every:
         raise UserError(
-            "--eval-every 0: --test-model best tests the model that validated best, and none would "
-            "be validated; give --test-model last, too"
+            "--eval-every 0: validates no model, so --test-model best has none to test; give "
+            "--test-model last, too"
         )
     if config.keep_best and not config.eval_every:
         raise UserError(
-            f"--eval-every 0: --keep-best {config.keep_best} keeps what validated best, and none "
-            "would be validated; give --keep-best 0, too"
+            f"--eval-every 0: validates no model, so --keep-best {config.keep_best} has none to "
+            "keep; give --keep-best 0, too"
         )
     reads = registry.learner(config.learner).reads
     keeps = config.keep_moment and config.inner_optimizer == "adam0"
     if keeps and (reads is None or "keep_moment" in reads):
-        # A mean of squares would become negative, or biased.
+        # Any other outer step would make the kept mean of squares negative or biased.
         steps = max(config.meta_lr, config.meta_lr_end)
         clips = config.grad_clip or config.grad_clip_norm
         if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or clips:

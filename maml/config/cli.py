@@ -1,4 +1,4 @@
-"""The command line: ``PRESET --flag value …`` to a `Config`, with one-line errors."""
+"""The command line: turn ``PRESET --flag value …`` into a `Config`, with one-line errors."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +11,17 @@ from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
 
 AGAIN = "--config"
-"""In place of PRESET: the config.yaml of a run that is to be repeated."""
+"""Stands in place of PRESET. The config.yaml of the run to repeat follows."""
 LIST = "--presets"
-"""In place of PRESET: list them."""
+"""Stands in place of PRESET, and lists all presets."""
 
 
 def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
-    ``--config RUN_DIR/config.yaml --flag value …`` begins with all values of that run instead, but
-    for its own directory and checkpoint. A component of a user's own is named by a flag here, or
-    ``--trust`` believes that file.
+    ``--config RUN_DIR/config.yaml --flag value …`` starts from all values of that run, except
+    ``run_dir`` and ``resume``. If that file names a user's own component, the command line must
+    name the component again, or give ``--trust``.
     """
     if not arguments:
         raise UserError("no PRESET given; `train_maml.py --presets` lists them all")
@@ -44,11 +44,11 @@ def parse(arguments: Sequence[str]) -> Config:
     given = vars(_parser(base).parse_args(list(map(_as_spelled, flags))))
     if given.pop("trust"):
         if name != AGAIN:
-            raise UserError(f"--trust: is for {AGAIN} FILE; what you name yourself needs none")
+            raise UserError(f"--trust: is for {AGAIN} FILE; what you name yourself needs no trust")
         base = saved.believed(base)
     config = with_values(base, **given)
     check(config, base)
-    # config.yaml keeps them, for whoever goes on from another folder.
+    # config.yaml keeps absolute paths, because a run may go on from another folder.
     paths = {name: getattr(config, name) for name in ("data_root", "init")}
     absolute = {n: str(user_path(n, path).absolute()) for n, path in paths.items() if path}
     return with_values(config, **absolute)

@@ -23,15 +23,15 @@ _output = partial(flags.flag, group="output")
 
 @dataclass(frozen=True)
 class Common:
-    """The fields that no component has for itself alone."""
+    """The fields that no component declares in its own file."""
 
-    # What a preset is: no flags.
+    # These four fields describe a preset. They are not flags.
     preset: str = ""
     source: str = ""
     published: float | None = None
-    claim: str = ""  # as the table says it: with its interval, and what it is of
+    claim: str = ""  # as in the published table, with its interval and its kind ("ensemble")
 
-    learner: str = _learner("maml", "What a task's outer loss is.", names=True)
+    learner: str = _learner("maml", "The learner: its inner problem and outer loss.", names=True)
     network: str = _learner("conv4", "What maps examples to outputs.", names=True)
     inner_lr: float = _learner(
         0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
@@ -52,7 +52,7 @@ class Common:
         "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
-        0.99, "What a reward counts, for each step that it comes later.", least=0, most=1
+        0.99, "Discount of a reward for each step that it comes later.", least=0, most=1
     )
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
         "auto", "reverse: through all steps; mixed: forward over reverse [mixed with kernels].", WAY
@@ -62,8 +62,8 @@ class Common:
     )
     batching: Literal["auto", "vmap", "tasks"] = _learner(
         "auto",
-        "What kernels do not serve: vmap: all tasks at once; tasks: each in a thread, as a plain "
-        "loop [vmap where that finds the same and each task is little work].", WAY,
+        "Without native kernels: vmap: all tasks at once; tasks: each in a thread, as a plain "
+        "loop [vmap where both agree and each task is little work].", WAY,
     )  # fmt: skip
     compile: Literal["auto", "off", "on"] = _learner(
         "auto",
@@ -140,16 +140,16 @@ class Common:
         0.0, "An outer step shrinks weights by this, times its rate (AdamW).", least=0
     )
     freeze: str | None = _outer_loop(
-        None, "What neither adapts nor learns: a pattern over parameters, as for --adapt."
+        None, "Parameters that neither adapt nor learn: patterns, as for --adapt."
     )
     on_nonfinite: Literal["stop", "skip"] = _outer_loop(
-        "stop", "After a step that is not taken, as it is not finite: stop, or go on.", RESULT
+        "stop", "After a step that is not finite, and so not taken: stop, or go on.", RESULT
     )
     strategy: str = _distribution("auto", "Where tasks run.", WAY, names=True)
     partition: Literal["exclusive", "chunk"] = _distribution(
         "exclusive", "One call a task (exclusive), or one a worker (chunk).", WAY
     )
-    # Threads are all started at once.
+    # The number is limited, because RPC starts all threads at once.
     rpc_threads: int = _distribution(16, "Threads that serve calls.", HOST, least=2, most=4096)
     timeout: float = _distribution(
         120.0, "Seconds without a peer's answer after which the run ends.", WAY,
@@ -186,7 +186,7 @@ class Common:
         False, "Let the network draw at validation and test, as dropout does.", RESULT, chooses=True
     )
     transductive: bool = _evaluation(
-        True, "Headline with statistics of the query set (both are reported).", RESULT, chooses=True
+        True, "Headline by the query set's statistics (both are reported).", RESULT, chooses=True
     )
 
     run_dir: str | None = _output(None, "The run directory, exactly [runs/<preset>-<time>].", HOST)
@@ -222,7 +222,7 @@ def _own_flags() -> list[tuple[str, Any, Any]]:
 if TYPE_CHECKING:
 
     class Config(Common):
-        """A `Common` with the components' own flags, whose types their files state."""
+        """A `Common` with the flags that components declare in their own files."""
 
         def __init__(self, **values: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...
@@ -234,7 +234,7 @@ else:
 
 
 FACTS = facts_of(Config)
-"""What each field says of itself, by name."""
+"""The `FieldFacts` of each field, by name."""
 FLAGS = tuple(name for name, facts in FACTS.items() if facts.group)
 """The fields that are flags."""
 
@@ -244,36 +244,36 @@ def _with_role(role: Role) -> tuple[str, ...]:
 
 
 MUST_MATCH = _with_role(SAME_RUN)
-"""What a resumed run must share with its beginning to be the same run."""
+"""Fields in which a resumed run must match its beginning."""
 OF_THE_RESULT = _with_role(RESULT)
-"""What else a result depends on; a resumed run may have it otherwise."""
+"""Further fields that a result depends on. A resumed run may change them."""
 CHOOSING = tuple(name for name, facts in FACTS.items() if facts.chooses)
-"""What a validation is asked, which with ``--test-model best`` chooses the model."""
+"""Fields that define a validation. With ``--test-model best``, validations choose the model."""
 OF_A_CHECKPOINT = tuple(dict.fromkeys((*MUST_MATCH, *CHOOSING, *OF_THE_RESULT)))
-"""What a checkpoint tells of its configuration."""
+"""Fields that a checkpoint saves."""
 OF_A_HOST = _with_role(HOST)
-"""What a host has, and what rank 0 alone reads: may differ between processes; no result depends
-on it."""
+"""Fields that describe a host, or that only rank 0 reads. They may differ between processes, and no
+result depends on them."""
 
 
 def must_match(config: Config) -> tuple[str, ...]:
-    """Return the fields that a resumed run must share with its beginning, ``config`` being it."""
-    # What is kept for having validated best was chosen by one question.
+    """Return the fields in which a run that resumes with ``config`` must match its beginning."""
+    # The same kind of validation must choose all models that are kept as the best.
     choosing = CHOOSING if config.test_model == "best" or config.keep_best else ()
-    # Where the rate falls to the end, every step depends on where that is.
+    # If the rate falls over the whole run, every step depends on the length of the run.
     falls = config.meta_schedule in ("linear", "cosine")
     end = ("iterations" if config.epochs is None else "epochs",) if falls else ()
     return (*MUST_MATCH, *choosing, *end)
 
 
 def settings(config: Config) -> tuple[str, ...]:
-    """Return the fields that a result of ``config`` depends on, the seed among them."""
+    """Return the fields that a result of ``config`` depends on, including the seed."""
     choosing = CHOOSING if config.test_model == "best" else ()
     return tuple(dict.fromkeys((*MUST_MATCH, *choosing, *OF_THE_RESULT)))
 
 
 def from_values(values: dict[str, Any]) -> Config:
-    """Return the `Config` of ``values``, as a file holds them; a `UserError` names a wrong one."""
+    """Return a `Config` with ``values``. A `UserError` names an unknown field or a wrong value."""
     types = get_type_hints(Config)
     for name, value in values.items():
         if name not in types:
@@ -287,7 +287,7 @@ def from_values(values: dict[str, Any]) -> Config:
 
 
 def _fits(value: object, type_: Any) -> bool:
-    """Whether a value of a file is of a field's type; an integer is a float, True is neither."""
+    """Return whether a value fits a field's type. An int also fits float. True is no int here."""
     if get_origin(type_) is Literal:
         return value in get_args(type_)
     options = get_args(type_) or (type_,)
@@ -297,12 +297,12 @@ def _fits(value: object, type_: Any) -> bool:
 
 
 def with_values(config: Config, **values: object) -> Config:
-    """Return ``config`` with some fields replaced (`dataclasses.replace`, kept in one place)."""
+    """Return ``config`` with some fields replaced, as `dataclasses.replace` does."""
     return dataclasses.replace(config, **values)  # type: ignore[arg-type]
 
 
 def user_path(name: str, value: str) -> Path:
-    """Return the path that a flag's value means, ``~`` expanded: a shell leaves it in quotes."""
+    """Return a flag's value as a path. Expand ``~``, because a shell does not do so in quotes."""
     try:
         return Path(value).expanduser()
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from maml.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """Ours for every command: no flag may be shortened, and a mistake is a `UserError`."""
+    """The parser of every command. No flag may be shortened, and a mistake is a `UserError`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
@@ -24,7 +24,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parse all of ``args``; an unknown flag is told what it is near to."""
+        """Parse all of ``args``. The error for an unknown flag suggests similar flags."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
@@ -41,16 +41,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""
-        # As in "argument --ways: …", and "argument --transductive/--no-transductive: …".
+        # argparse writes "argument --ways: …" or "argument --transductive/--no-transductive: …".
         raise UserError(re.sub(r"^argument ", "", message).replace(": must be ", " must be ", 1))
 
     def print_help(self, file: Any = None) -> None:
-        """Print the help at once: `run_program` sees a reader go, as ``head`` does."""
+        """Print and flush the help now, so that `run_program` handles a closed pipe (``head``)."""
         print(self.format_help(), end="", flush=True)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of every text."""
+    """A help formatter that keeps the line breaks of every text."""
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         split = super()._split_lines
@@ -58,27 +58,27 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def add_trust(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--trust``, for what a file names; ``what``: the file, as the command has it."""
+    """Add ``--trust`` for code that a file names. ``what`` describes the file in the help."""
     text = f"import the code that {what} names (module:attribute): only if you trust its maker"
     parser.add_argument("--trust", action="store_true", help=text)
 
 
 def add_here(parser: argparse.ArgumentParser) -> None:
-    """Add what a run may have otherwise on this machine; see `maml.run.directory.config_here`."""
+    """Add flags that may replace a run's values here; see `maml.run.directory.config_here`."""
     parser.add_argument("--data-root", help="where the data sets are now (default: as in the run)")
     parser.add_argument("--device", help="cpu, cuda, cuda:N or auto (default: as in the run)")
     add_trust(parser, "the run's config.yaml")
 
 
 def add_iteration(parser: argparse.ArgumentParser) -> None:
-    """Add ``--iteration``: which checkpoint of a run; see `maml.evaluation.best.content_of`."""
+    """Add ``--iteration``, which chooses a checkpoint; see `maml.evaluation.best.content_of`."""
     text = "the checkpoint after iteration N, or the kept one that validated best (default: what "
     text += "the run tests: the last, or as its --test-model says)"
     parser.add_argument("--iteration", metavar="N|best", help=text)
 
 
 def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
-    """Add a flag for every field, in groups; the last has those that ``default`` does not read."""
+    """Add a flag for every field, in groups. The last group: flags that ``default`` ignores."""
     types = get_type_hints(Config)
     groups: dict[str, Any] = {}
     title = {name: FACTS[name].group if _is_read(name, default) else OTHERS for name in FLAGS}
@@ -108,10 +108,10 @@ OTHERS = "other learners, networks, data sets and strategies"
 
 
 def _is_read(name: str, config: Config) -> bool:
-    """Say whether a field has an effect with the components of ``config``, as far as is known."""
+    """Return whether a field may have an effect with the components of ``config``."""
     for kind in registry.KINDS:
         if is_theirs(getattr(config, kind)):
-            continue  # it may read any
+            continue  # a user's own component may read any field
         chosen = registry.find(kind, getattr(config, kind)).reads
         if chosen is not None and name not in chosen and registry.readers(kind, name):
             return False
@@ -119,7 +119,7 @@ def _is_read(name: str, config: Config) -> bool:
 
 
 def _readers(name: str) -> str:
-    """Return, to put before a field's help, the few components that read it."""
+    """Return a prefix for a field's help: the few components, or the value, that it is for."""
     for kind in registry.KINDS:
         readers = registry.readers(kind, name)
         if 0 < len(readers) <= min(3, len(registry.known(kind)) - 1):
@@ -129,14 +129,14 @@ def _readers(name: str) -> str:
 
 
 def _reader(plain: type, *, optional: bool) -> Callable[[str], Any]:
-    """Return what reads a field's value, or None where that is ``optional``."""
+    """Return a function that reads a field's value, and "none" as None if ``optional``."""
     readers: dict[type, Callable[[str], Any]] = {int: whole_number, float: number, str: str}
     read = readers[plain]
     return lambda text: None if optional and text in ("None", "none") else read(text)
 
 
 def whole_number(text: str) -> int:
-    """Read an integer, be it written ``1000`` or ``1e3``."""
+    """Read an integer that is written as ``1000`` or ``1e3``."""
     with contextlib.suppress(ValueError):
         return int(text)
     with contextlib.suppress(ValueError):
@@ -146,7 +146,7 @@ def whole_number(text: str) -> int:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return what reads an integer from ``least`` to `MOST`."""
+    """Return a function that reads an integer from ``least`` to `MOST`."""
 
     def read(text: str) -> int:
         value = whole_number(text)
@@ -168,7 +168,7 @@ def positive(text: str) -> float:
 
 
 def number(text: str) -> float:
-    """Read a number; ``nan`` and ``inf`` are refused elsewhere, by name."""
+    """Read a number. Later checks refuse ``nan`` and ``inf``, and name the flag."""
     try:
         return float(text)
     except ValueError:

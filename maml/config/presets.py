@@ -1,14 +1,14 @@
 """Presets: values of `Config`, one per row of a published table, each naming its source.
 
-They are in ``rows/*.toml``. A section there is a row, or several of one experiment: the star in its
-name stands for each key of ``rows``, whose values are the published numbers. These have their
-interval, and in brackets what else than a single model's transductive answers they are of.
+They are in ``rows/*.toml``. A section is a row, or several rows of one experiment: then the star in
+its name stands for each key of ``rows``. The values of ``rows`` are the published numbers and their
+intervals. Brackets give a number's kind, if it is not a single model's transductive accuracy.
 
-What a section does not say, the first section that it is ``like`` says; if no other, it is like its
-data's. Flags are those of all that it is like, in their order, and then its own: ``all``, and those
-of each part of the row's name, as ``20way``. What a name says needs no flag: its learner (fomaml:
-maml, first order), data, ways and shots. ``differs`` says what is otherwise than in the published
-experiment. It and ``source`` may have words of ``texts`` in braces, and ``{ways}`` and ``{shots}``.
+A section builds on the sections in ``like``; by default, on its data's section. The first of them
+gives a missing ``source`` or ``differs``. All of them give their flags, in order. The section's own
+flags follow: ``all``, and those for a part of the row's name, as ``20way``. The name sets learner
+(fomaml: maml, first order), data, ways and shots. ``differs``: differences from the published
+experiment. It and ``source`` may have names from ``texts``, ``{ways}`` and ``{shots}`` in braces.
 """
 
 import difflib
@@ -28,7 +28,7 @@ _FEW_SHOT = re.compile(r"(?P<learner>\w+)-(?P<data>\w+)-(?P<ways>\d+)way-(?P<sho
 
 
 def _sections() -> dict[str, dict[str, Any]]:
-    """Return the sections of all files, with what they take over from those that they are like."""
+    """Return the sections of all files, with the values that they inherit by ``like``."""
     found: dict[str, dict[str, Any]] = {}
     for file in _FILES:
         text = (Path(__file__).parent / "rows" / f"{file}.toml").read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def _sections() -> dict[str, dict[str, Any]]:
 
 
 def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config, list[str]]]:
-    """Yield each preset: its section, itself, what differs from the published experiment."""
+    """Yield (section, preset, differences from the published experiment) of each preset."""
     parser = Parser()
     add_fields(parser, Config())
     texts = sections.pop("texts")
@@ -64,9 +64,9 @@ def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config,
 
 
 PRESETS: dict[str, Config] = {}
-"""By name."""
+"""All presets, by name."""
 DEVIATIONS: dict[str, list[str]] = {}
-"""What presets differ in from the published experiment, with the patterns of these presets."""
+"""Each difference from a published experiment, with the name patterns of its presets."""
 _DIFFERS: dict[str, list[str]] = {}
 
 for _pattern, _preset, _differs in _presets(_sections()):
@@ -87,7 +87,7 @@ def describe() -> str:
 
 
 def changed(config: Config) -> dict[str, Any]:
-    """Return the fields, but the seed, and values that make another experiment of a preset."""
+    """Return the settings, except the seed, that differ from the preset's: ``{field: value}``."""
     preset = PRESETS.get(config.preset, Config())
     return {
         name: getattr(config, name)
@@ -97,18 +97,18 @@ def changed(config: Config) -> dict[str, Any]:
 
 
 def _other_row(config: Config) -> dict[str, Any]:
-    """Return what makes a run of another row of a published table than its preset's."""
+    """Return the changed fields that move a run to another row of a published table."""
     of_row = ("learner", "data", "ways", "shots")
     return {name: value for name, value in changed(config).items() if name in of_row}
 
 
 def title(config: Config) -> str:
-    """Return what a run is called: its preset, and the flags that make it of another row."""
+    """Return a run's title: its preset, and the flags that move it to another row."""
     return _with(config.preset, _other_row(config))
 
 
 def experiment(config: Config) -> str:
-    """Return the preset and all flags that make another experiment of it."""
+    """Return the preset's name and all flags that change the preset's experiment."""
     return _with(config.preset, changed(config))
 
 
@@ -129,8 +129,8 @@ def spelled(values: Mapping[str, Any]) -> str:
 def published_row(config: Config) -> dict[str, Any]:
     """Return ``published``, ``claim``, ``source`` and ``deviations`` of the preset's row.
 
-    ``deviations`` are sentences: what differs from the published experiment. A run that is of
-    another row than its preset's has none, and the other values are None.
+    ``deviations`` are sentences about differences from the published experiment. If the run belongs
+    to another row than its preset, ``deviations`` is empty and the other values are None.
     """
     of_row = not _other_row(config)
     return {
@@ -142,7 +142,7 @@ def published_row(config: Config) -> dict[str, Any]:
 
 
 def hint(name: str) -> str:
-    """Return what to do about a preset's name that there is not."""
+    """Return advice for the name of a preset that does not exist."""
     near = difflib.get_close_matches(name, PRESETS, n=1)
     other = f"did you mean {near[0]}? " if near else ""
     return (

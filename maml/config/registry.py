@@ -1,8 +1,7 @@
-"""Which learners, networks, data sets and strategies there are, and what they say of themselves.
+"""The available learners, networks, data sets and strategies, and their facts.
 
 A component's facts are in its own file (`datasets.components`) and are read without importing it.
-A user's own (`datasets.theirs`) is imported: it has the facts of the class that it derives from,
-and may read any field.
+A user's own component (`datasets.theirs`) is imported. `find` returns its facts.
 """
 
 import dataclasses
@@ -26,10 +25,10 @@ MAML = Path(__file__).parents[1]
 class LearnerFacts(Component):
     """A learner's facts."""
 
-    # What it learns from: few-shot tasks, mini-batches of labelled examples, or acting.
+    # It learns from few-shot tasks, mini-batches of labelled examples, or environments to act in.
     tasks: Literal["episodes", "batches", "environments"] = "episodes"
-    strategy: str = "rpc"  # where its tasks run under torchrun, if --strategy does not say
-    adapts: str = "*"  # what adapts unless --adapt says it (maml.learners.adapting)
+    strategy: str = "rpc"  # its strategy under torchrun with --strategy auto
+    adapts: str = "*"  # the parameters that adapt without --adapt (maml.learners.adapting)
     adapts_at_test: bool = True  # whether it takes inner steps at test
 
 
@@ -39,15 +38,15 @@ class NetworkFacts(Component):
 
     GIVEN = 2
 
-    # Images, or points of a function; None: whatever comes, as of a user's own.
+    # Its inputs: images, or points of a function. None: any inputs, as for a user's own network.
     takes: Literal["images", "points"] | None = "images"
-    # What its factory is called with beside image shape, ways and the fields it reads.
+    # Arguments of its factory in addition to image shape, ways and the fields that it reads.
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StrategyFacts(Component):
-    """A strategy's facts; it is called with the configuration, the world and the worker."""
+    """A strategy's facts. The program gives it the configuration, the world and the worker."""
 
     GIVEN = 3
 
@@ -58,26 +57,27 @@ KINDS: dict[str, type[Component]] = {
     "data": DataSet,
     "strategy": StrategyFacts,
 }
-"""The fields whose values are components' names."""
+"""The fields whose values name components, with the class of the components' facts."""
 
 _FOLDERS = {"learner": "learners", "network": "networks", "strategy": "strategies"}
-"""Where each kind is: in this folder of ``maml``, and in one of that name in any room."""
+"""The folder of each kind, directly in ``maml`` or in a subfolder of ``maml``."""
 
 
 @functools.cache
 def known(kind: str) -> Mapping[str, Any]:
-    """Return the components of a kind, which is a key of `KINDS`, by name."""
+    """Return the components of a kind (a key of `KINDS`), by name."""
     if kind == "data":
         return of_data.data_sets()
     folders = [MAML / _FOLDERS[kind], *MAML.glob(f"*/{_FOLDERS[kind]}")]
     return scan(folders, MAML.parent, KINDS[kind])
 
 
-@functools.lru_cache(maxsize=None, typed=True)  # what a file has said is another name
+@functools.lru_cache(maxsize=None, typed=True)  # a `FromFile` is another key than an equal str
 def find(kind: str, name: str) -> Any:
-    """Return a component's facts; a `UserError` names the flag, or the file that alone says it.
+    """Return a component's facts. A `UserError` names the flag, or the file with an untrusted name.
 
-    A user's own has the facts of the first base class that has some.
+    A user's own learner or strategy has the facts of its first base class with facts, but it may
+    read any field.
     """
     if kind == "data":
         return of_data.find(name)
@@ -85,7 +85,7 @@ def find(kind: str, name: str) -> Any:
         return named(f"--{kind}", name, known(kind))
     parts, loaded = load_theirs(f"--{kind}", name, KINDS[kind].GIVEN)
     if kind == "network":
-        # A subclass of one of ours too is called with (image_shape, ways) alone.
+        # We call it with only (image_shape, ways), even if it derives from a network of ours.
         return NetworkFacts(name, *parts, reads=(), takes=None)
     # When several names share a class, the first is the plain class.
     plain = reversed(list(known(kind).values()))
@@ -117,12 +117,12 @@ def files_of_own(config: Any) -> dict[str, dict[str, str]]:
 
 
 def theirs(config: Any) -> dict[str, str]:
-    """Return the components of a user's own that a configuration names, by kind."""
+    """Return the names of a user's own components in a configuration, by kind."""
     chosen = {kind: getattr(config, kind) for kind in KINDS}
     return {kind: name for kind, name in chosen.items() if is_theirs(name)}
 
 
 def import_theirs(config: Any) -> None:
-    """Import the components of a user's own that a configuration names; raises as `find`."""
+    """Import a user's own components that a configuration names. Raise what `find` raises."""
     for kind, name in theirs(config).items():
         find(kind, name)

@@ -1,4 +1,4 @@
-"""A run's ``config.yaml``, read back into a `Config`."""
+"""Read a run's ``config.yaml`` back into a `Config`."""
 
 import re
 from pathlib import Path
@@ -12,16 +12,16 @@ from maml.errors import UserError
 GONE = {
     "precision": "float32", "batched_inference": "true", "estimator": "dice",
 }  # fmt: skip
-"""Fields of earlier versions, each with the value that it now has for good."""
+"""Removed fields of earlier versions, each with its value that is now fixed."""
 
 
 def read(path: Path, *, trust: bool = False) -> Config:
-    """Return the configuration that a run's ``config.yaml`` holds; a `UserError` names the file.
+    """Return the configuration in a run's ``config.yaml``. A `UserError` names the file.
 
-    With ``trust``, the components of a user's own that it names are imported. Else they are names
-    alone, and who needs one is refused (`datasets.theirs`). What only looks at numbers needs none.
+    With ``trust``, a user's own components in that file are imported. Without it, they stay names
+    (`datasets.theirs.FromFile`). Importing such a name is an error, but reading numbers is not.
     """
-    # Imported late: flags are checked at once.
+    # Imported here, because most commands need no YAML and must check their flags quickly.
     import yaml
 
     try:
@@ -31,7 +31,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
         values = content["config"].items()
         config = from_values({n: v for n, v in values if n not in GONE or v != GONE[n]})
         if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
-            raise UserError(f"preset {config.preset!r}: no name of a folder")  # of what is made
+            raise UserError(f"preset {config.preset!r}: cannot name a folder")  # the run directory
         check_values(config, own=False)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
@@ -42,7 +42,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
     if not names:
         return config
     if trust:
-        # What is wrong has nothing to do with a version: its file is not found, or is another now.
+        # This error is not about a version: a component's file is missing or has changed.
         try:
             check_values(config)
         except UserError as error:
@@ -54,5 +54,5 @@ def read(path: Path, *, trust: bool = False) -> Config:
 
 
 def believed(config: Config) -> Config:
-    """Return a configuration that was `read`, for who has been told to trust the file."""
+    """Return a configuration from `read` with its components trusted, as by ``--trust``."""
     return with_values(config, **{kind: str(n) for kind, n in registry.theirs(config).items()})

@@ -1,1 +1,1 @@
-"""What a model scores, over tasks and by class; and which of a run's models validated best."""
+"""Score models over tasks, and find the model of a run that validated best."""

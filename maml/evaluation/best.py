@@ -1,4 +1,4 @@
-"""Which of a run's models validated best."""
+"""Find the model of a run that validated best."""
 
 import math
 from collections.abc import Iterable
@@ -16,14 +16,14 @@ from maml.run.files import read_object, read_rows
 from maml.run.provenance import digest_of
 
 RECORDED = "model.pt"
-"""The parameters in a record: see `maml.studies.recorded`."""
+"""The file of a record that holds the parameters: see `maml.studies.recorded`."""
 
 
 def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> list[int]:
-    """Return those of ``iterations`` that were validated, the best first.
+    """Return the validated ones among ``iterations``, the best first.
 
-    The best has the greatest accuracy or return, of equals the least loss, and of these the latest.
-    What is no number is worse than any that is. ``transductive``: which of two accuracies counts.
+    The best has the greatest accuracy or return (in regression the smallest loss). A tie goes to
+    the smaller loss, then to the later one. NaN ranks last. ``transductive`` selects the metric.
     """
     there, scores = set(iterations), dict[int, tuple[float, float]]()
     for row in read_rows(run_dir / "metrics.jsonl"):
@@ -35,22 +35,22 @@ def best(run_dir: Path, iterations: Iterable[int], *, transductive: bool) -> lis
 
 
 def _score(row: dict[str, Any], *, transductive: bool) -> tuple[float, float] | None:
-    """Return what a validation is judged by, more being better, and less its loss; None if none."""
+    """Return a validation's score and negated loss (greater is better), or None without a score."""
     prefix = "" if transductive else "non_transductive_"
     judged = headline(row)
     value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
-    if value is None:  # a network that mixes examples has transductive answers alone
+    if value is None:  # this validation lacks the metric
         return None
     first, second = (-value if judged == "loss" else value), -math.inf if loss is None else -loss
-    # A comparison with nan says nothing, and a sort would leave the others in any order.
+    # Comparisons with NaN are always false, so a sort could leave the other scores in any order.
     return -math.inf if math.isnan(first) else first, -math.inf if math.isnan(second) else second
 
 
 class BestModel:
-    """The ``model`` that validated best so far, if any: ``--test-model best`` tests it.
+    """Keeps the ``model`` that validated best so far, for ``--test-model best``.
 
-    It is a part of the checkpoint: a run that goes on elsewhere, where the earlier checkpoints are
-    not, tests the same one.
+    Checkpoints include this model. So a run that continues in another directory, without the
+    earlier checkpoints, tests the same model.
     """
 
     def __init__(self, *, transductive: bool) -> None:
@@ -59,14 +59,14 @@ class BestModel:
         self.model: Params = {}
 
     def offer(self, row: dict[str, Any], iteration: int, model: Params) -> None:
-        """Keep a copy of ``model``, validated as ``row`` says, unless an earlier one was better."""
+        """Keep a copy of ``model`` with validation ``row``, unless an earlier one is better."""
         score = _score(row, transductive=self._transductive)
         if score is not None and (self.iteration is None or score >= self._score):
             copy = {name: tensor.detach().clone() for name, tensor in model.items()}
             self.iteration, self._score, self.model = iteration, score, copy
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it; nothing if there is none yet."""
+        """Return the state for a checkpoint; an empty one if no model is kept yet."""
         if self.iteration is None:
             return {}
         model = {name: tensor.cpu() for name, tensor in self.model.items()}
@@ -76,10 +76,10 @@ class BestModel:
         }  # fmt: skip
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Take back what `state` has returned, onto the device ``home``."""
+        """Restore what `state` returned, onto the device ``home``."""
         if state:
             score = state["score"]
-            # A checkpoint of an earlier version has no loss: of equals, the later is taken.
+            # Checkpoints of an earlier version have no loss. With -inf, a tie goes to the later.
             self._score = (score, -math.inf) if isinstance(score, float) else tuple(score)
             self.iteration = state["iteration"]
             self.model = {name: tensor.to(home) for name, tensor in state["model"].items()}
@@ -90,9 +90,9 @@ def content_of(
 ) -> dict[str, Any]:
     """Return the content of a run's checkpoint, or of the model that a record keeps.
 
-    ``wanted`` is its iteration; "best", the one that validated best by the accuracy that is
-    ``transductive`` or not; None: with the model that the run tests. A UserError names ``flag``,
-    which asks for it, and what there is.
+    ``wanted`` is an iteration; or "best" for the checkpoint that validated best, by the
+    ``transductive`` or non-transductive metric; or None for the model that the run tests. A
+    UserError names ``flag`` and lists the checkpoints that exist.
     """
     if wanted is None and (run_dir / RECORDED).is_file():
         return recorded_content(run_dir)
@@ -103,7 +103,7 @@ def content_of(
             if wanted is None:
                 raise
             last = {}
-        # The best of all of them, kept or not, where it was judged in the same way.
+        # `last` has the best model of all validations. Use it if the run judged by this metric.
         if wanted is None or last.get("best", {}).get("transductive") == transductive:
             return checkpoint.tested(last)
     kept = checkpoint.numbered_checkpoints(run_dir)
@@ -115,12 +115,12 @@ def content_of(
     else:
         found = [number for number in kept if str(number) == wanted]
         if not found:
-            raise UserError(f"{flag} {wanted}: no checkpoint of it; {there_are}")
+            raise UserError(f"{flag} {wanted}: there is no such checkpoint; {there_are}")
     return checkpoint.load(kept[found[0]])
 
 
 def recorded_content(record: Path) -> dict[str, Any]:
-    """Return what a checkpoint would hold of a record; UserError: what is missing or differs."""
+    """Return a record in the form of a checkpoint; a UserError names a missing or changed file."""
     made = read_object(record / "record.json") if (record / "record.json").exists() else {}
     try:
         digest = digest_of(record / RECORDED)
@@ -128,7 +128,7 @@ def recorded_content(record: Path) -> dict[str, Any]:
         raise UserError(f"{record / RECORDED}: {error.strerror}: it was recorded") from error
     if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
-    # No result of a run that was not tested, and no such value in one of an earlier version.
+    # Empty if the run was not tested, or if an earlier version wrote the result.
     tested = directory.read_json(record / "result.json").get("tested_iteration")
     config = directory.read_config(record)
     starts = made.get("starts") or [{}]

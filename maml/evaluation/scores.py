@@ -18,12 +18,12 @@ from maml.worker import Worker
 
 
 def there_are(tasks: int, worker: Worker, split: str) -> int:
-    """Return how many of ``tasks`` there are in ``split``: examples run out, episodes do not."""
+    """Return ``tasks``, or the size of one pass over ``split`` if that is smaller."""
     return min(tasks, worker.evaluation(split).one_pass or tasks)
 
 
 def same_classes(worker: Worker, splits: Sequence[str]) -> str:
-    """Return a warning where ``splits`` have classes of the training split, or of one another."""
+    """Return a warning if ``splits`` share classes with training or with each other, else ""."""
     config = worker.config
     new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
     opened = [worker.training, *map(worker.evaluation, splits)]
@@ -31,7 +31,7 @@ def same_classes(worker: Worker, splits: Sequence[str]) -> str:
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:
-    """Return a warning where all numbers are transductive, which ``flag`` must not deny, or ""."""
+    """Return a warning if all numbers are transductive, else ""; ``flag`` must not deny that."""
     reason = worker.why_transductive(split)
     if reason is None:
         return ""
@@ -57,15 +57,15 @@ def of_tasks(
     progress: bool = False,
     between: Callable[[], None] = lambda: None,
 ) -> Tensor:
-    """Evaluate tasks 0 … ``tasks`` − 1 of ``split``; call ``between`` between rounds of some.
+    """Evaluate tasks 0 … ``tasks`` − 1 of ``split`` in rounds; call ``between`` before each round.
 
-    ``models``: one, or the several of an ensemble, in this process alone. Return each task's
-    metrics, ``[tasks, len(evaluation_names)]``. Where examples run out, it ends: to see them twice
-    would narrow the interval for nothing.
+    ``models`` is one model, or an ensemble, which only this process evaluates. Return each task's
+    metrics, ``[tasks, len(evaluation_names)]``. Evaluation ends after one pass over the examples,
+    because repeated examples would narrow the interval without new evidence.
     """
     config, worker = strategy.config, strategy.worker
     tasks = there_are(tasks, worker, split)
-    # Rounds small enough to show progress and to answer a stop signal between two.
+    # Rounds are small, to show progress and to react to a stop signal between two of them.
     round_size = max(config.task_batch, 4) * strategy.world.size
     rows = []
     with bar(tasks, split, "task", speaks=progress, leave=False) as shown:
@@ -80,9 +80,9 @@ def of_tasks(
 
 
 def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
-    """Return what metrics of tasks ``values [T, len(names)]`` come to.
+    """Summarise the tasks' metrics ``values [T, len(names)]``.
 
-    That is ``tasks``, ``split`` and, for every name, its mean over tasks and ``<name>_ci95``, the
+    Return ``tasks``, ``split`` and, for every name, the mean over tasks and ``<name>_ci95``, the
     half-width 1.96·σ/√tasks (Finn et al. 2017, table 1).
     """
     result: dict[str, Any] = {"split": split, "tasks": len(values)}
@@ -92,10 +92,10 @@ def means(values: Tensor, split: str, names: Sequence[str]) -> dict[str, Any]:
 
 
 def with_headline(test: dict[str, Any], *, transductive: bool) -> dict[str, Any]:
-    """Return what `means` has found, named as a run's ``result.json`` names it.
+    """Return the result of `means` under the names of a run's ``result.json``.
 
-    Each metric as the run's headline has it, transductive or not, with ``transductive_<name>`` and
-    ``non_transductive_<name>`` beside it, and ``ci95``, the half-width of what it is judged by.
+    ``<name>`` is the variant that ``transductive`` selects, next to ``transductive_<name>`` and
+    ``non_transductive_<name>``. ``ci95`` is the half-width of the `headline` metric.
     """
     prefix = "" if transductive else "non_transductive_"
     names = [name for name in test if f"{name}_ci95" in test]
@@ -108,7 +108,7 @@ def with_headline(test: dict[str, Any], *, transductive: bool) -> dict[str, Any]
 
 
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
-    """Say a result in one line, both ways of normalising the queries included."""
+    """Describe a result in one line; show accuracy both transductive and non-transductive."""
     metric, known = headline(result), registry.learner(config.learner)
 
     def shown(prefix: str) -> str:
@@ -145,17 +145,17 @@ def with_interval(mean: float, ci95: float | None, metric: str) -> str:
 
 
 def headline(scores: Container[str]) -> str:
-    """Return which of a result's ``scores`` it is judged by: the greater the better, but a loss."""
+    """Return the metric that judges a result: the first of accuracy, return and loss it has."""
     return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def has_answers(scores: Mapping[str, Any]) -> bool:
-    """Say whether all losses of a result's ``scores`` are finite: else accuracy tells nothing."""
+    """Return whether all losses in ``scores`` are finite; if not, the accuracy means nothing."""
     return all(math.isfinite(scores[name]) for name in scores if name.endswith("loss"))
 
 
 def no_answers(result: Mapping[str, Any]) -> str:
-    """Return a warning where a result of `means` is of answers that tell nothing, or ""."""
+    """Return a warning if a result of `means` comes from meaningless answers, else ""."""
     split = result["split"]
     if not has_answers(result):
         return f"warning: the {split} loss is not finite: the model's answers are no numbers"
@@ -168,7 +168,7 @@ def no_answers(result: Mapping[str, Any]) -> str:
 
 
 def mean_and_ci95(values: Tensor) -> tuple[float, float | None]:
-    """Return the mean of ``values [T]`` and 1.96·σ/√T (σ: sample deviation); of one task, None."""
+    """Return the mean of ``values [T]`` and 1.96·σ/√T (σ: sample deviation), or None if T < 2."""
     values = values.to(torch.float64)
     if len(values) < 2:
         return values.mean().item(), None

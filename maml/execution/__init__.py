@@ -1,1 +1,1 @@
-"""How a meta-gradient is executed: compiled, captured, rounded; its tasks prefetched."""
+"""Execution of a meta-gradient: compilation, threads, prefetch of tasks, timing."""

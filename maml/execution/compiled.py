@@ -1,12 +1,11 @@
-"""``--compile``: a whole meta-gradient compiled for each shape of tasks it meets.
+"""``--compile``: compile a whole meta-gradient for each shape of tasks.
 
-The function is run once while every operation that it ends in is written down (`record`): what
-``torch.func`` transforms, autograd and the inner optimizer do in Python is then done, and what is
-left is one list of tensor operations, for which torch's inductor generates code.
+`record` runs the function once and writes down every tensor operation. The Python work of
+``torch.func`` transforms, autograd and the inner optimizer is then done. One list of tensor
+operations remains, and torch's inductor generates code for it.
 
-Nothing is taken on trust: the result on other inputs than those that it was made with is compared
-with the function's own. Whatever goes wrong is one line on stderr, after which the function itself
-serves.
+The compiled code is checked: on new inputs, its result must agree with the function's own result.
+On any failure, one line goes to stderr, and the plain function computes from then on.
 """
 
 import contextlib
@@ -36,23 +35,23 @@ Stage: TypeAlias = Callable[[Any, Tensors], Any]
 """``(run(*inputs) → outputs, example inputs) → a faster run``."""
 
 SHAPES = 4
-"""So many shapes of inputs are compiled; a further one is computed without."""
+"""Compile at most this many shapes of inputs; compute further shapes without compilation."""
 LIMIT_S = 900.0
-"""A process that compiles for so long hangs: the next one does not wait for it."""
+"""A process that compiles for more seconds counts as hanging: other processes stop waiting."""
 LONG_RUN = 500_000
-"""Tasks in all from which ``--compile auto`` compiles on a CPU."""
+"""``--compile auto`` compiles on a CPU if a training has at least this many tasks in total."""
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
-"""Largest accepted norm of a difference, relative to the tensor's; a ReLU may turn in float32."""
+"""Largest accepted norm of a difference, relative to the tensor's; in float32 a ReLU may flip."""
 RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""The same of the operations that were written down, before code is generated for them."""
+"""The same tolerances for the recorded operations, before code is generated for them."""
 FLOOR = 0.1
-"""To a tensor's own norm comes so much of that of all beside it: some consist of rounding alone."""
+"""Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
 WORTH = 150
-"""Calls after which a small function is traced: by then they have cost what tracing costs."""
+"""Trace a small function at this call: the calls so far have cost about as much as tracing."""
 READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 VALUES = (
-    "the network or the loss reads a tensor's value, or makes a shape of it (an if, numpy, "
-    "tolist, unique), which compiled code cannot follow"
+    "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
+    "tolist, unique), which cannot be compiled"
 )
 DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
 
@@ -65,13 +64,13 @@ class _Form(NamedTuple):
 
 
 class Compiled:
-    """Calls a pure function of tensors through a form compiled for the inputs' shapes.
+    """Calls a pure function of tensors through code that is compiled for the inputs' shapes.
 
-    All functions given to one object must be the same one. Threads may share it.
+    All calls of one object must pass the same function. Threads may share the object.
     """
 
     def __init__(self, stage: Stage, speaks: bool = True, name: str = "--compile") -> None:
-        """``speaks``: say on stderr what is compiled; ``name``: what asked for it."""
+        """``speaks``: report progress on stderr; ``name``: the option that all messages name."""
         self._stage, self._speaks, self._name = stage, speaks, name
         self._lock = threading.Lock()
         self._forms: dict[Any, _Form | None] = {}
@@ -81,7 +80,7 @@ class Compiled:
         return Compiled, (self._stage, self._speaks, self._name)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return ``function(*args)``: a nest of tensors, of a nest of tensors."""
+        """Return ``function(*args)``; arguments and result are nests of tensors."""
         if self._given_up:
             return function(*args)
         leaves, structure = pytree.tree_flatten(args)
@@ -104,14 +103,14 @@ class Compiled:
         if len(self._forms) >= SHAPES:
             return None
         began, shape = time.perf_counter(), list(inputs[-1].shape)
-        # An error of the function's own is raised here, as it would be without us.
+        # Outside the try: the caller sees the function's own errors, as without compilation.
         others = [_other(x) for x in inputs]
         expected = function(*pytree.tree_unflatten(others, structure))
         if self._speaks:
             self._say(f"compiling for tasks of {shape} targets; the first time it takes minutes")
         try:
             with _quietly(), _in_the_cache(), torch.no_grad():
-                # oneDNN's LSTM is one operation, which inductor cannot call.
+                # oneDNN computes an LSTM as one operation, and inductor cannot call this operation.
                 with torch.backends.mkldnn.flags(enabled=False):
                     run, form_structure = record(function, inputs, structure)
                 _compare(run(*others), expected, RECORDED)
@@ -131,11 +130,12 @@ class Compiled:
 
 
 def _compare(found: Tensors, expected: Any, tolerances: dict[torch.dtype, float]) -> None:
-    """Raise unless each output agrees; beside a result that is not finite, any does."""
+    """Raise unless the outputs agree; if an expected output is not finite, accept any numbers."""
     pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
     for a, b in pairs:
         if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            raise RuntimeError(f"{a.dtype} {list(a.shape)} came for {b.dtype} {list(b.shape)}")
+            expected_form = f"{b.dtype} {list(b.shape)}"
+            raise RuntimeError(f"it returned {a.dtype} {list(a.shape)}, not {expected_form}")
     for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
         n_leaves = len(pytree.tree_leaves(part))
         own, pairs = pairs[:n_leaves], pairs[n_leaves:]
@@ -145,13 +145,13 @@ def _compare(found: Tensors, expected: Any, tolerances: dict[torch.dtype, float]
         for (a, b), size in zip(floating, sizes, strict=True):
             tolerance = tolerances[b.dtype]
             difference = (a - b).norm().item()
-            # `not` a `<=`: a difference that is not a number is one.
+            # `not … <=`, not `>`: a NaN difference must raise, too.
             if math.isfinite(floor) and not difference <= tolerance * (size + floor):
                 raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
 
 
 def _other(x: Tensor) -> Tensor:
-    """Return an input of the same kind: what was captured of its values would be wrong now."""
+    """Return another input of the same kind: it exposes code that captured the values of ``x``."""
     if not x.dim():
         return x
     return x.flip(tuple(range(x.dim()))) * 0.97 if x.is_floating_point() else x.flip(-1)
@@ -162,10 +162,10 @@ def record(
 ) -> tuple[Callable[..., Tensors], Any]:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
-    It is pure, of nests of tensors, and its course depends on no value: else a RuntimeError is
-    raised. ``structure`` is how the ``inputs`` are nested in its arguments.
+    The function must be pure, from nests of tensors to a nest of tensors. If its control flow
+    depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # late: it brings a compiler
+    from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
 
     structures = []
 
@@ -188,7 +188,7 @@ def record(
 
 
 class _NoValues(TorchFunctionMode):
-    """A context in which a value that is read unseen by what is written down is an error."""
+    """A context that forbids reading tensor values (`READS`): the recording cannot see a read."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -201,12 +201,12 @@ class _NoValues(TorchFunctionMode):
 class Traced:
     """A small function of tensors that is called thousands of times, recorded for each shape.
 
-    To find the operations of a `torch.func.vmap` of a few layers takes longer than to run them.
-    It is without gradients. Copies are not traced, nor is what reads values.
+    For a `torch.func.vmap` of a few layers, finding the operations takes longer than running them.
+    Results have no gradients. A copy starts untraced. A function that reads values stays untraced.
     """
 
     def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
-        """``each``: the arguments have a leading dimension that ``function`` does not know of."""
+        """``each``: map ``function`` over the leading dimension of its arguments."""
         self._given = function, each
         self._function = torch.func.vmap(function) if each else function
         self._calls: Counter[Any] = Counter()
@@ -222,7 +222,7 @@ class Traced:
         key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
         self._calls[key] += 1
         if self._calls[key] == WORTH:
-            with contextlib.suppress(RuntimeError):  # it reads values, and is called as it is
+            with contextlib.suppress(RuntimeError):  # it reads values: stay untraced
                 self._forms[key] = _Form(*record(self._function, tensors, structure))
         form = self._forms.get(key)
         if form is None:
@@ -232,7 +232,7 @@ class Traced:
 
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:
     """Generate code with torch's compiler."""
-    import torch._inductor  # late, likewise
+    import torch._inductor  # late: it imports a compiler
 
     return torch._inductor.compile(recorded, list(inputs))
 
@@ -245,10 +245,11 @@ def choose(
     batched: bool = True,
     draws: bool = False,
 ) -> Compiled | None:
-    """Return what computes meta-gradients under ``--compile``, or None where nothing is compiled.
+    """Return what compiles the meta-gradients under ``--compile``, or None to compile nothing.
 
-    ``in_torch``: they are made of torch's operations alone; ``batched``: all tasks at once (one by
-    one, convolutions gain nothing); ``draws``: of random numbers, whose address code ignores.
+    ``in_torch``: they consist only of torch's operations. ``batched``: all tasks are computed at
+    once; one by one, convolutions gain nothing from compilation. ``draws``: the learner draws
+    random numbers; compiled code would ignore their address.
     """
     speaks = os.environ.get("RANK", "0") == "0"
     if draws:
@@ -264,10 +265,10 @@ def choose(
 
 @contextlib.contextmanager
 def _in_the_cache() -> Iterator[None]:
-    """Keep generated code in ``$MAML_CACHE/compiled``, made by one process of a host at a time."""
+    """Keep generated code in ``$MAML_CACHE/compiled``; one process of a host compiles at a time."""
     folder = cache_root() / "compiled"
     folder.mkdir(parents=True, exist_ok=True)
-    # Torch sets it to a folder of its own as soon as its compiler is imported, whoever asks.
+    # Always override: torch sets this variable to its own folder when its compiler is imported.
     before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
     try:
@@ -282,7 +283,7 @@ def _in_the_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the compiler's notices off stderr; what matters of them is in its error."""
+    """Keep the compiler's notices off stderr; its errors contain everything that matters."""
     log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,9 +1,9 @@
 """Operations that torch batches wrongly, written out (torch 2.15, the CPU, float64 too).
 
-``torch.func.vmap`` over the gradient of ``torch.func.grad`` of a layer, instance or batch norm,
-each with a weight, is wrong by a fifth or far more, without an error. Written out in elementary
-operations it is right. Group norms and RMS norms are as they are. An embedding's padding counts for
-the first task alone, and its frequencies are those of all tasks together.
+``torch.func.vmap`` over the gradient of ``torch.func.grad`` is wrong for a layer, instance or batch
+norm with a weight: by a fifth or far more, and without an error. Elementary operations give the
+right result. Group norms and RMS norms stay torch's own. Under vmap, torch applies an embedding's
+padding only to the first task, and counts its frequencies over all tasks together.
 """
 
 import inspect
@@ -19,7 +19,7 @@ _ARGUMENTS: dict[Callable[..., Any], list[str]] = {
     function: [*inspect.signature(function).parameters]
     for function in (F.layer_norm, F.instance_norm, F.batch_norm, F.embedding)
 }
-"""The names of what functions of torch take, in order."""
+"""The argument names of torch's functions, in order."""
 _OF_C = ("layer_norm", "native_layer_norm", "instance_norm", "batch_norm", "native_batch_norm")
 for _name in _OF_C:
     _schema = getattr(torch.ops.aten, _name).default._schema
@@ -32,7 +32,7 @@ _WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
 
 
 class Exact(TorchFunctionMode):
-    """A context in which these operations are computed by others, that are batched rightly."""
+    """A context that replaces these operations by operations that torch batches correctly."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -43,8 +43,8 @@ class Exact(TorchFunctionMode):
         given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
         if func is F.embedding:
             return _embedded(**given)
-        # By given statistics it is a product and a sum, which torch batches rightly. Running ones
-        # that are to change are refused by torch.
+        # With given statistics, a norm is a product and a sum: torch batches both correctly. Torch
+        # itself refuses to update running statistics.
         if any(given.get(name) is not None for name in _RUNNING):
             return func(*args, **kwargs)
         return _normalised(func, **given)
@@ -71,7 +71,7 @@ def _normalised(
     eps: float = 1e-5,
     **_: Any,
 ) -> Any:
-    """Return what ``func`` returns: ``input`` by its own statistics, scaled and shifted."""
+    """Return ``func``'s result: ``input`` normalised by its own statistics, scaled and shifted."""
     n = input.dim()
     if normalized_shape is not None:
         dims, shape = tuple(range(n - len(tuple(normalized_shape)), n)), None

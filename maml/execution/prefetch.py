@@ -1,4 +1,4 @@
-"""Tasks made ahead: sampling and decoding go on while others compute, or wait."""
+"""Prefetch of tasks: a thread samples and decodes while other threads compute or wait."""
 
 import functools
 import threading
@@ -12,21 +12,21 @@ from torch import Tensor
 from datasets.tasks import Task
 
 MISSES = 4
-"""Guesses in a row that were wrong, after which there are no more: calls follow no pattern."""
+"""Stop guessing after this many wrong guesses in a row: the calls follow no pattern."""
 
 
 class Prefetch:
-    """Makes tasks in a thread, one batch ahead; a wrong guess costs its time alone."""
+    """Makes tasks in a thread, one batch ahead; a wrong guess only costs time."""
 
     def __init__(self, make: Callable[[Tensor], Task]) -> None:
-        """Call ``make`` with ids ``[B]``, of one batch at a time."""
+        """``make`` makes the tasks of one batch, given their ids ``[B]``."""
         self._make = make
         self._lock = threading.Lock()
         self._guess: tuple[Tensor, Future[Task]] | None = None
         self._misses = 0
 
     def tasks(self, batches: Sequence[Tensor]) -> Iterator[Task]:
-        """Yield the tasks of each of ``batches``, ids ``[B]``; the caller computes between two."""
+        """Yield each batch's tasks, by ids ``[B]``; the next are made while the caller computes."""
         if not batches:
             return
         next_one = self._take(batches[0])
@@ -36,10 +36,10 @@ class Prefetch:
         yield next_one.result()
 
     def guess(self, ids: Tensor, delay: float = 0.0) -> None:
-        """Make the tasks of ``ids``: the first batch, as it seems, that will be asked for next.
+        """Make the tasks of ``ids`` ahead: probably the first batch of the next `tasks` call.
 
-        The thread takes the interpreter for about a millisecond; what is to be said first is said
-        within ``delay`` seconds.
+        The thread blocks the interpreter for about a millisecond. It starts after ``delay``
+        seconds, so that the caller can send a message first.
         """
         if self._misses >= MISSES:
             return
@@ -54,7 +54,7 @@ class Prefetch:
             self._guess = ids, _thread().submit(make)
 
     def _take(self, ids: Tensor) -> Future[Task]:
-        """Return the tasks of ``ids``, which may have been guessed."""
+        """Return the tasks of ``ids``: from the guess if it was right, or made now."""
         with self._lock:
             guess, self._guess = self._guess, None
             if guess is not None:

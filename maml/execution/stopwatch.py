@@ -1,4 +1,4 @@
-"""What a process spends its time on."""
+"""A stopwatch for the activities of a process."""
 
 import contextlib
 import threading
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Adds up seconds by what they were spent on, of all threads of this process.
+    """Adds up the seconds that all threads of this process spend on each activity.
 
-    Of a GPU, which works on by itself, it sees how long it takes to tell it.
+    A GPU works asynchronously, so the seconds only include the time to launch its work.
     """
 
     def __init__(self) -> None:

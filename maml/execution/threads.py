@@ -1,8 +1,7 @@
-"""Tasks shared out to threads, each of which computes whole tasks with its share of the cores.
+"""Tasks shared out to threads: each thread computes whole tasks with its share of the cores.
 
-A network is called with parameters that are put into it, so a thread calls a copy of its own; the
-tensors of all copies are the same memory. Results come in the order of the tasks, whichever thread
-computed them.
+A call puts parameters into the network, so each thread calls its own copy of the network. All
+copies share the memory of their tensors. Results come in the order of the tasks.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 AHEAD = 2
-"""Items of each thread that wait for an earlier one's result to be taken: memory is bounded."""
+"""Items per thread to submit before the caller takes the oldest result: this bounds memory."""
 
 
 def spread(
@@ -38,14 +37,14 @@ def spread(
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
-    A thread that is not alone calls the function with a copy of ``owner``, of which alone it may
-    change something. ``alone``: one thread with one core computes all, as draws depend on who drew
-    before. ``copying`` is held while the owner is copied, and no longer: the function may want it.
+    With several threads, the function gets a copy of ``owner`` and may change only this copy.
+    ``alone``: one thread with one core computes all items, because each draw depends on the draws
+    before. ``copying`` is held only while the owner is copied: the function may need it.
     """
-    # Autocast is of one thread alone.
+    # Autocast is a setting of the calling thread only.
     several = not alone and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
-    # Fused attention has no second derivative. The setting is one for all threads.
+    # Fused attention has no second derivative. This setting applies to all threads.
     with sdpa_kernel(SDPBackend.MATH):
         with copying or contextlib.nullcontext():
             copies = _copies(owner, n_threads) if n_threads > 1 else []
@@ -81,7 +80,7 @@ def spread(
 
 
 def _copies(owner: M, count: int) -> list[M]:
-    """Return copies that share all tensors; none where what the owner holds cannot be copied."""
+    """Return copies that share all tensors, or an empty list if the owner cannot be copied."""
     shared: dict[int, Tensor] = {
         id(t): t for m in owner.modules() for t in (*m._parameters.values(), *m._buffers.values())
         if t is not None
@@ -94,7 +93,7 @@ def _copies(owner: M, count: int) -> list[M]:
 
 @contextlib.contextmanager
 def _cores_each(cores: int) -> Iterator[None]:
-    """Let every operation inside take so many: torch's libraries know one number for all."""
+    """Let every operation inside use ``cores`` cores: torch's libraries share one setting."""
     before = torch.get_num_threads()
     torch.set_num_threads(cores)
     try:

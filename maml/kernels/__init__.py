@@ -1,1 +1,1 @@
-"""Compiled passes over a stack of convolutional blocks, and what derivatives are."""
+"""Compiled passes over a stack of convolutional blocks, and the interface of derivatives."""

@@ -1,11 +1,11 @@
-"""The compiled passes over a stack of blocks, on tensors: see ``src/convnet.cpp``.
+"""Run the compiled passes over a stack of blocks, on tensors: see ``src/convnet.cpp``.
 
-Calls compute in the calling thread and outside the interpreter's lock; several threads may call at
-once. What a pass keeps for the next is a tensor of its own, so passes may follow in any order.
+A call computes in the calling thread and a pool, without the interpreter's lock. Several threads
+may call at once. Each pass keeps its data in a separate tensor, so passes may run in any order.
 
-A tensor of B tasks has a leading dimension B; what they share has none, or one of stride 0.
+A tensor of B tasks has a leading dimension B. A shared tensor has none, or one of stride 0.
 
-Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features, N ways, K what is kept.
+Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features, N ways, K numbers kept.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from maml.kernels import library
 from maml.kernels.threads import by_threads, lent, n_threads
 
 DTYPES = {torch.float32: "f32", torch.float64: "f64"}
-"""Types of numbers, and what the names of their functions end in."""
+"""The supported dtypes, and the suffix of the compiled functions for each."""
 Weights: TypeAlias = Sequence[Tensor]
-"""In order: each block's convolution ``[F, C, 3, 3]``, scale and shift ``[F]``; then, if there is a
-head, its weight ``[N, n]`` and bias ``[N]``. Biases of convolutions are absent: batch norm
-subtracts them again."""
+"""In order: each block's convolution ``[F, C, 3, 3]``, scale and shift ``[F]``; if there is a head,
+then its weight ``[N, n]`` and bias ``[N]``. Convolutions have no biases here, because batch norm
+subtracts biases."""
 
 
 class Shape(NamedTuple):
-    """What determines a network's passes; ``ways`` 0: it ends in the features."""
+    """The settings that determine a network's passes; ``ways`` 0: the network has no head."""
 
     image: tuple[int, int, int]
     filters: int
@@ -44,9 +44,9 @@ class Shape(NamedTuple):
 
 
 class ConvNet:
-    """The passes of one network; float32 or float64 on the CPU.
+    """The passes of one network, in float32 or float64 on the CPU.
 
-    ``ranks`` are the dimensions of each of the `Weights` of one task, ``size`` is P.
+    ``ranks``: how many dimensions each weight of one task has. ``size``: P, their total size.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -63,7 +63,7 @@ class ConvNet:
         self.n_features = f if shape.mean else f * height * width
         if shape.ways:
             sizes += [(shape.ways, self.n_features), (shape.ways,)]
-        # A weight's size, its strides in memory, and where it begins in [P].
+        # Each weight's size, its strides in memory, and its offset in [P].
         self._places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
         self.size = 0
         for size in sizes:
@@ -78,7 +78,7 @@ class ConvNet:
         )
 
     def features(self, weights: Weights, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features ``[B, E, n]``, the statistics used ``[B, L, 2, F]``, and what is kept."""
+        """Return features ``[B, E, n]``, statistics used ``[B, L, 2, F]``, kept maps ``[B, K]``."""
         n_tasks, n, x, at = self._checked(weights, x)
         found, used = self._new(x, None)
         kept = lent(x.dtype, n_tasks, self._size("kept_size", x.dtype, n, 0))
@@ -86,7 +86,7 @@ class ConvNet:
         return found, used, kept
 
     def outputs(self, weights: Weights, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `features` does, by ``given`` statistics or the sets' own; keep nothing."""
+        """Return features and statistics used: ``given``, or each set's own. Keep nothing."""
         n_tasks, n, x, at = self._checked(weights, x)
         found, used = self._new(x, given)
         self._call("outputs", n_tasks, n, x, at, None if given is None else used, found, used)
@@ -102,11 +102,11 @@ class ConvNet:
         total: bool,
         again: bool = False,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradient by each weight, ``[B, …]`` or in ``total`` its sum, and what is kept.
+        """Return the gradient by each weight, and the maps kept for `along` or None.
 
-        ``kept`` is as `features` returned it, ``cotangent`` the gradient by these, ``beside`` as
-        `along` returned it, and used up. ``again``: whether `along` will be asked for; else nothing
-        is kept.
+        A gradient is ``[B, …]``, or with ``total`` its sum over tasks. ``kept`` comes from
+        `features`, and ``beside`` from `along`; this call may overwrite ``beside``. ``cotangent``
+        is the gradient by the features. Set ``again`` to keep the maps for a later `along`.
         """
         at, cotangent = self._laid_out(weights), cotangent.contiguous()
         n_tasks, n, _ = cotangent.shape
@@ -118,17 +118,17 @@ class ConvNet:
         return self.parts(found.get()), back
 
     def n_beside(self, dtype: torch.dtype, n: int) -> int:
-        """Return how many numbers of a task `along` returns beside, of sets of ``n`` examples."""
+        """Return how many numbers `along` returns in ``beside`` for a task with ``n`` examples."""
         return self._size("injected_size", dtype, n) + self.size
 
     def along(
         self, weights: Weights, kept: Tensor, back: Tensor, v: Weights, n: int, *, total: bool
     ) -> tuple[Tensor, Tensor, list[Tensor] | None]:
-        """Return the derivative of ``<g, v>`` for g that `pull_back` has returned, and a vector.
+        """Differentiate ``<g, v>``, where g is the gradient that `pull_back` returned.
 
-        It is that by the cotangent, ``[B, E, n]``, and the rest for `pull_back`; with ``total`` it
-        also is a part of that by the weights, which is to be added. ``kept`` and ``back`` are as
-        `features` and `pull_back` returned them, ``n`` is E.
+        Return the derivative by the cotangent, ``[B, E, n]``; ``beside``, the rest for the next
+        `pull_back`; and with ``total`` the direct derivative by the weights, for the caller to add.
+        ``kept`` comes from `features`, ``back`` from `pull_back`. ``n`` is E.
         """
         n_tasks, at, v = len(kept), self._laid_out(weights), self._laid_out(v)
         by_cotangent = kept.new_empty(n_tasks, n, self.n_features)
@@ -141,10 +141,10 @@ class ConvNet:
     def gradient(
         self, weights: Weights, x: Tensor, y: Tensor, *, again: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the mean cross-entropy ``[B]``, logits, gradients ``[B, P]``, and what is kept.
+        """Return the mean cross-entropy ``[B]``, logits, gradients ``[B, P]``, kept maps or None.
 
-        ``y`` is int64 labels ``[B, E]``; a ``ValueError`` names one that is none of 0 … N − 1.
-        Nothing is kept unless `hessian_vector` will be asked for ``again``.
+        ``y`` holds int64 labels ``[B, E]``. Raise ``ValueError`` for a label outside 0 … N − 1.
+        Set ``again`` to keep the maps for a later call of `hessian_vector`.
         """
         n_tasks, n, x, at = self._checked(weights, x)
         ways = self.shape.ways
@@ -167,7 +167,7 @@ class ConvNet:
     def hessian_vector(
         self, weights: Weights, kept: Tensor, v: Weights, n: int, *, total: bool
     ) -> Tensor:
-        """Return the product of the Hessian with ``v``, ``[B, P]`` or its sum ``[P]``."""
+        """Return the Hessian times ``v``, ``[B, P]``; with ``total`` the sum over tasks ``[P]``."""
         at, v = self._laid_out(weights), self._laid_out(v)
         found = self._result(kept, total=total)
         self._call("hessian_vector", len(kept), n, at, kept, v, found)
@@ -184,7 +184,7 @@ class ConvNet:
         ]
 
     def _laid_out(self, weights: Weights) -> list[Tensor]:
-        """Return weights as they lie in ``[P]``; a copy of those that lie otherwise."""
+        """Return weights with the strides that they have in ``[P]``; copy if strides differ."""
         found = []
         for weight, (size, strides, _) in zip(weights, self._places, strict=True):
             if weight.shape[-len(size) :] != size:
@@ -207,7 +207,7 @@ class ConvNet:
         return *x.shape[:2], x.contiguous(), self._laid_out(weights)
 
     def _new(self, x: Tensor, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return memory for features, and for statistics or the given ones."""
+        """Return memory for features, and the given statistics or memory for new ones."""
         size = (len(x), self.shape.layers, 2, self.shape.filters)
         if given is not None and (given.shape != size or given.dtype != x.dtype):
             raise ValueError(f"statistics: {given.dtype} {list(given.shape)}, not {list(size)}")
@@ -218,7 +218,7 @@ class ConvNet:
         return int(_function(what, dtype)(self._plan, *numbers))
 
     def _result(self, like: Tensor, *, total: bool, begun: Tensor | None = None) -> _Result:
-        """Return where a pass writes by weight: over a task's own, onto what has ``begun``."""
+        """Return the memory for a pass's result by weight: new, or the last P of ``begun``."""
         if total:
             return _Result(like.new_zeros(n_threads(len(like)), self.size), total=True)
         if begun is not None:
@@ -226,7 +226,7 @@ class ConvNet:
         return _Result(lent(like.dtype, len(like), self.size))
 
     def _call(self, name: str, n_tasks: int, n: int, *arguments: Any) -> list[tuple[int, int]]:
-        """Call a pass for ranges of tasks; return where each began, and what it returned.
+        """Call a pass for ranges of tasks; return each range's first task and status.
 
         An argument is a tensor ``[B, …]``, a number, None, `Weights` in a list, or a `_Result`.
         """
@@ -252,7 +252,7 @@ class ConvNet:
         return by_threads(compute, n_tasks)
 
     def _table(self, weights: Sequence[Tensor], first: int) -> tuple[Any, Any]:
-        """Return where each weight of task ``first`` lies, and strides: 0 if shared."""
+        """Return each weight's address for task ``first`` and stride over tasks (0: shared)."""
         strides = [
             weight.stride(0) if weight.dim() > rank else 0
             for weight, rank in zip(weights, self.ranks, strict=True)
@@ -266,7 +266,7 @@ class ConvNet:
 
 
 class _Result(NamedTuple):
-    """Each task's result by weight, ``[B, P]``; or, in ``total``, each thread's sum over tasks."""
+    """Each task's result by weight, ``[B, P]``; with ``total``, each thread's sum over tasks."""
 
     flat: Tensor
     total: bool = False
@@ -279,16 +279,16 @@ class _Result(NamedTuple):
 
 
 convnet = functools.cache(ConvNet)
-"""The passes of a network; a few are made, none is ever freed."""
+"""Return the passes of a network. The cache never frees them, because a process needs few."""
 
 
 def lay_out(convolution: Tensor) -> Tensor:
-    """Return a convolution's weight as it lies in memory for the kernels."""
+    """Return a convolution's weight, stored in the kernels' memory order ``[3, 3, C, F]``."""
     return convolution.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
 
 
 def _strides(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a weight's strides: a convolution lies as ``[3, 3, C, F]``, another as it is."""
+    """Return a weight's strides: a convolution is stored as ``[3, 3, C, F]``, others in order."""
     if len(size) == 4:
         f, channels, *_ = size
         return (1, f, 3 * channels * f, channels * f)

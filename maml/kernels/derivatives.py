@@ -1,7 +1,7 @@
-"""What forward-over-reverse meta-gradients are made of: a loss's derivatives, for B tasks at once.
+"""A loss's derivatives for B tasks at once, from which forward-over-reverse is built.
 
-`maml.metagradient.function` derives them from any loss by ``torch.func``; the compiled ones must
-equal it.
+`maml.metagradient.function` computes them by torch, for any loss. The compiled derivatives
+(`maml.metagradient.native`) must give equal results.
 
 Shape legend: B tasks, E examples of a set.
 """
@@ -21,9 +21,9 @@ class Gradient(NamedTuple):
 
     Attributes:
         losses: ``[B]``.
-        outputs: ``[B, …]``, or a nest of such: what the loss returns beside its value.
+        outputs: ``[B, …]``, or a nest of such: what the loss returns in addition to its value.
         gradients: ``{name: [B, …]}``, in the derivatives' own coordinates.
-        point: What `Derivatives.hessian_vector` needs to know of where this was taken.
+        point: The data that `Derivatives.hessian_vector` needs about these parameters.
     """
 
     losses: Tensor
@@ -33,58 +33,58 @@ class Gradient(NamedTuple):
 
 
 class Derivatives:
-    """The losses of an inner problem as functions of its parameters, for B tasks at once.
+    """The derivatives of an inner problem's losses by its parameters, for B tasks at once.
 
-    Parameters, gradients and vectors are in coordinates of its own: the same numbers under names
-    and shapes that suit it, so that arithmetic element by element means the same in them. Here they
-    are the problem's own names.
+    A subclass may use its own coordinates for parameters, gradients and vectors: the same numbers
+    under other names and shapes. Element-wise arithmetic has the same meaning in them. The base
+    class uses the problem's names.
 
     Attributes:
-        whole: Whether the gradient of the support loss is that by every parameter. Otherwise it is
-            by those that adapt alone, under their own names.
-        alone: Whether a batch is of one task, of which nothing is batched.
-        absent: Names of parameters without coordinates, as no loss depends on them.
+        whole: True if the gradient of the support loss covers every parameter. False if it covers
+            only the parameters that adapt, under their own names.
+        alone: True if a batch is one task, which is computed without batching.
+        absent: Names of parameters without coordinates, because no loss depends on them.
     """
 
     whole = alone = False
     absent: Collection[str] = ()
 
     def enter(self, params: Params) -> Params:
-        """Return parameters ``{name: […]}``, all of a problem's, in its own coordinates."""
+        """Return all parameters of a problem, ``{name: […]}``, in this object's coordinates."""
         return params
 
     def leave(self, gradients: Params) -> Params:
-        """Return gradients in its own coordinates by the problem's names ``{name: […]}``."""
+        """Convert gradients from this object's coordinates to the problem's ``{name: […]}``."""
         return gradients
 
     def put(self, at: Params, params: Params) -> Params:
-        """Return ``at {name: [B, …]}`` with ``params {name: […]}``, which all tasks share."""
+        """Return ``at {name: [B, …]}`` with ``params {name: […]}`` put in, equal for all tasks."""
         return at | of_each_task(params, len(next(iter(at.values()))))
 
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.
 
         Args:
-            part: Which loss: the support loss, or the query loss, whose gradient is that by all.
-            at: ``{name: [B, …]}``; what tasks share is expanded over B (stride 0).
+            part: The support or the query loss. The query gradient covers all parameters.
+            at: ``{name: [B, …]}``; a tensor that tasks share is expanded over B (stride 0).
             tasks: B tasks.
-            step: As the losses take it.
-            again: Whether `hessian_vector` will be asked for at this point.
+            step: The inner step that the losses receive.
+            again: Whether the caller will call `hessian_vector` at this point.
         """
         raise NotImplementedError
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
-        """Return the derivative of the gradient by all parameters at ``point`` along ``vector``.
+        """Return the derivative of ``<gradient, vector>`` by all parameters at ``point``.
 
-        ``vector {name: [B, …]}`` has the names of the gradient; ``{name: [B, …]}`` comes back, of
-        all parameters, or with ``total`` its sum over tasks, ``{name: […]}``. The point is then
-        used up, unless it will be asked for ``again``.
+        ``vector {name: [B, …]}`` has the names of the gradient. The result ``{name: [B, …]}`` has
+        all parameters; with ``total`` it is the sum over tasks, ``{name: […]}``. A call uses up the
+        point, unless ``again`` announces another call.
         """
         raise NotImplementedError
 
 
 def of_each_task(params: Params, n_tasks: int) -> Params:
-    """Return what B tasks share as ``{name: [B, …]}``, without a copy (stride 0)."""
+    """Expand tensors that B tasks share to ``{name: [B, …]}``, without a copy (stride 0)."""
     return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}

@@ -1,10 +1,10 @@
 """Compile ``src/convnet.cpp`` on first use, into a cache that processes and runs share.
 
-The compiler is ``$CXX``, else g++ or clang++. Where there is none, or it fails, `load` returns None
-and the caller computes with torch. A file of the cache ends in its digest: one that is damaged is
-never run, but compiled anew. The cache is ``$MAML_CACHE``, else ``~/.cache/maml``, in ``kernels/``;
-a file's name is a hash of all that determines it: the sources, the options, the compiler's version,
-the processor. ``$MAML_KERNEL_FLAGS`` holds further options of the compiler (`launch/sanitize`).
+The compiler is ``$CXX``, else g++ or clang++. If no compiler exists or it fails, `load` returns
+None and the caller computes with torch. A cached file ends in its digest; a damaged file is never
+loaded but compiled again. The cache is ``kernels/`` in ``$MAML_CACHE``, else in ``~/.cache/maml``.
+A file's name is a hash of the sources, the options, the compiler with its version, the platform and
+the processor. ``$MAML_KERNEL_FLAGS`` adds options of the compiler (`launch/sanitize`).
 """
 
 import ctypes
@@ -32,7 +32,7 @@ FLAGS = (
 )  # fmt: skip
 SUFFIXES = ("f32", "f64")
 COMPILE_S = 900.0
-"""A compiler that takes so long hangs."""
+"""Seconds after which a compiler counts as hanging."""
 
 _NUMBER, _INDEX, _ADDRESS = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[type, list[type]]] = {
@@ -41,8 +41,8 @@ _SIGNATURES: dict[str, tuple[type, list[type]]] = {
         _ADDRESS, [_NUMBER, ctypes.POINTER(_INDEX), _NUMBER, _NUMBER, *[ctypes.c_double] * 2],
     ),
 }  # fmt: skip
-"""Result and arguments of each function of ``convnet.cpp``."""
-# A plan, the numbers of tasks, of examples and of threads; then addresses.
+"""Result and arguments of the functions of ``convnet.cpp`` that serve all types of numbers."""
+# Each takes a plan and the numbers of tasks, examples and threads; then the arguments below.
 _OF_PASSES: dict[str, list[type]] = {
     "features": [_ADDRESS] * 6,
     "outputs": [_ADDRESS] * 6,
@@ -57,7 +57,7 @@ _SIGNATURES_OF_A_TYPE: dict[str, tuple[type, list[type]]] = {
     "injected_size": (_INDEX, [_ADDRESS, _NUMBER]),
     **{name: (_INDEX, [_ADDRESS, *[_NUMBER] * 3, *rest]) for name, rest in _OF_PASSES.items()},
 }
-"""The same of those that exist for each of `SUFFIXES`."""
+"""The same for the functions that exist once for each of `SUFFIXES`."""
 
 _failures: list[str] = []
 
@@ -69,7 +69,7 @@ def failure() -> str:
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """Return the compiled library, or None where it cannot be had."""
+    """Return the compiled library, or None if it cannot be compiled or loaded."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         _failures.append("no C++ compiler ($CXX, g++ or clang++)")
@@ -84,16 +84,16 @@ def load() -> ctypes.CDLL | None:
 
 
 def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
-    """Return the library that is kept at ``path``, compiled if need be."""
+    """Return the library at ``path``; compile it if the file is missing or damaged."""
     try:
         return _open(path)
     except FileNotFoundError:
-        # One process of a host compiles; rank zero tells of it, be it that one or not.
+        # One process of a host compiles. Rank 0 prints the line, even if another rank compiles.
         if os.environ.get("RANK", "0") == "0":
             line = "compiling the kernels for this processor: about half a minute, once"
             print(line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # told below, by the one process that mends it
+        pass  # reported below, by the process that compiles the file again
     path.parent.mkdir(parents=True, exist_ok=True)
     with Lock(Path(f"{path}.lock")).held() as alone:
         try:
@@ -111,7 +111,7 @@ def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Return the library in a file of the cache. Raises ``OSError`` if it is not fit to be run."""
+    """Load a library from the cache. Raise ``OSError`` if the file is damaged or does not load."""
     try:
         whole.unseal(path.read_bytes())
     except ValueError as error:
@@ -132,7 +132,7 @@ def _flags() -> list[str]:
 def _compile(compiler: str, path: Path) -> None:
     """Compile to ``path``, with a digest at its end."""
     with whole.written(path) as building:
-        # Where the compiler is without OpenMP, one thread computes a task.
+        # If the compiler has no OpenMP, compile without: one thread then computes a task.
         for openmp in ("-fopenmp", "-Wno-unknown-pragmas"):
             found = subprocess.run(
                 [compiler, *_flags(), openmp, str(SOURCE), "-o", str(building)],
@@ -168,7 +168,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         for suffix in SUFFIXES
     }
     for name, (result, arguments) in (_SIGNATURES | typed).items():
-        # Attributes are kept; library[name] is a function object anew each time.
+        # getattr returns the same function object each time; library[name] makes a new one.
         function = getattr(library, name)
         function.restype, function.argtypes, function.errcheck = result, arguments, _check
     return library

@@ -1,6 +1,6 @@
-"""Threads that compute tasks side by side, and memory that serves again.
+"""Compute tasks in parallel threads, and reuse large blocks of memory.
 
-Shape legend: B tasks, K what is kept of each.
+Shape legend: B tasks, K numbers kept for each.
 """
 
 import functools
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def n_threads(n_tasks: int) -> int:
-    """Return how many threads compute so many tasks: as many as torch has, at most."""
+    """Return how many threads compute ``n_tasks``: one for each, but at most torch's number."""
     return max(min(torch.get_num_threads(), n_tasks), 1)
 
 
 def by_threads(compute: Callable[[int, int, int], T], n_tasks: int) -> list[T]:
-    """Return ``compute(thread, first, last)`` of ranges of tasks, one for each of torch's threads.
+    """Return ``compute(thread, first, last)`` for ranges of tasks, one range for each thread.
 
-    The threads live on from call to call, and with them the kernels' working memory.
+    A pool keeps the threads from call to call, because each owns working memory of the kernels.
     """
     threads = n_threads(n_tasks)
     bounds = [n_tasks * i // threads for i in range(threads + 1)]
@@ -42,19 +42,19 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 _of_spare = threading.Lock()
 _spare: list[np.ndarray] = []
-"""Blocks that no tensor is of any more: fresh pages cost as much as a small layer's arithmetic, and
-threads that touch theirs at once wait for each other in the operating system."""
+"""Blocks that no tensor uses any more. They are kept because fresh pages cost as much as a small
+layer's arithmetic, and threads that touch fresh pages at once wait for each other in the system."""
 
 _LARGE = 1 << 20
-"""Bytes that glibc's malloc never keeps (its DEFAULT_MMAP_THRESHOLD_MAX); smaller blocks it does,
-and learns from their being freed to keep others."""
+"""Only blocks of more bytes are reused here. For smaller blocks we rely on glibc's malloc: when it
+frees a block, it learns to keep other blocks of that size."""
 
-_MOST_SPARE = 16
-"""Blocks at most: those of some steps."""
+_MOST_SPARE = 8
+"""How many spare blocks to keep: enough for a few steps."""
 
 
 def lent(dtype: torch.dtype, n_tasks: int, size: int) -> Tensor:
-    """Return uninitialised ``[B, K]``; a large one serves again when no tensor is of it."""
+    """Return uninitialised ``[B, K]``. A large block is reused when no tensor uses it any more."""
     n_bytes = n_tasks * size * dtype.itemsize
     if n_bytes <= _LARGE:
         return torch.empty(n_tasks, size, dtype=dtype)
@@ -65,8 +65,8 @@ def lent(dtype: torch.dtype, n_tasks: int, size: int) -> Tensor:
                 block = _spare.pop(i)
                 break
         else:
-            # Sets of several sizes take turns. When others come, these are not asked for again.
-            del _spare[: len(_spare) - _MOST_SPARE]
+            # Sets of several sizes take turns. After new sizes come, old blocks are not needed.
+            del _spare[:-_MOST_SPARE]
     # Torch asks for huge pages where the system has them.
     block = torch.empty(n_bytes, dtype=torch.uint8).numpy() if block is None else block
     part = block[:]

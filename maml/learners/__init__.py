@@ -1,4 +1,4 @@
-"""Learners: what a task's outer loss is. Files state their learners' facts; none is named here."""
+"""Learners define a task's outer loss. Each file declares its learners in ``COMPONENTS``."""
 
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -10,10 +10,10 @@ from maml.seeds import drawn
 
 
 def build_learner(config: Config) -> Learner:
-    """Return the learner of ``config`` on the CPU, initial weights addressed by its seed.
+    """Return the learner of ``config`` on the CPU. The seed of ``config`` sets initial weights.
 
-    A `UserError` refuses a user's own that is no learner, names its metrics as it may not, or
-    cannot learn with the network; a `DataError` says that it ends in an exception.
+    Raise `UserError` if a user's class is no `Learner`, if its metric names are not allowed, or if
+    it cannot learn with the network. Raise `DataError` if the user's code raises an exception.
     """
     known = registry.learner(config.learner)
     kind = known.load()
@@ -26,15 +26,15 @@ def build_learner(config: Config) -> Learner:
     for name, parameter in learner.named_parameters():
         if not parameter.requires_grad:
             raise UserError(
-                f"--learner {config.learner}: {name} requires no gradient, but a learner's own "
-                "parameters learn: make it a buffer; or freeze what is the network's in its class, "
-                "or by --freeze"
+                f"--learner {config.learner}: {name} requires no gradient, but all of a learner's "
+                "parameters learn: make it a buffer; or, if it is of the network, freeze it in the "
+                "network's class or with --freeze"
             )
     return learner
 
 
 def _made(config: Config) -> Learner:
-    """Make the learner once; what it draws meanwhile is the same in every process."""
+    """Make the learner once. Its random draws follow the seed, so all processes draw the same."""
     known = registry.learner(config.learner)
     with registry.calling(learner=known), drawn(config.seed, "learner"):
         learner: Learner = known.maker()(config)
@@ -42,7 +42,7 @@ def _made(config: Config) -> Learner:
 
 
 def _check_again(learner: Learner, again: Learner, config: Config) -> None:
-    """Refuse what comes out another way when it is made again: so it would in another process."""
+    """Raise `UserError` if the two learners differ, because other processes would differ too."""
     first, second = (
         dict((*made.named_parameters(), *made.named_buffers())) for made in (learner, again)
     )
@@ -54,9 +54,9 @@ def _check_again(learner: Learner, again: Learner, config: Config) -> None:
             inside = own_name(learner.network, name.removeprefix("network."))
             what = f"--network {config.network}: {inside}"
         raise UserError(
-            f"{what} comes out another way when it is made again, so every process would "
-            "have another one. Draw it by the global generator of torch, numpy or Python, which "
-            "follow --seed, or by a generator that is seeded where it is made"
+            f"{what} differs when it is made twice, so every process would have other values. "
+            "Draw it with the global generator of torch, numpy or Python, which follow --seed, or "
+            "with a generator that you seed where you make it"
         )
 
 

@@ -1,11 +1,11 @@
-"""What the inner loop adapts, and what stays: patterns over the names of a network's parameters.
+"""Select what the inner loop adapts: patterns over the names of a network's parameters.
 
-``PATTERN[=RATE],…``: a pattern is a name in which ``*`` stands for any characters, as the network's
-author has it (one that fits none of these names may be as a run has it, ``module.…``), or ``@head``
-(the network's output layer), ``@body`` (all but that) or ``@norm`` (the scales and shifts of its
-batch norms, of which it may have none). A parameter adapts at ``--inner-lr`` times
-the rate of the last pattern that has it; without a rate that is 1. One with the rate 0, or that no
-pattern has, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*.lora_*`` a low-rank
+``PATTERN[=RATE],…``: a pattern is a parameter name, in which ``*`` stands for any characters. Names
+are the network author's; a pattern that fits none of them may use the run's names (``module.…``).
+``@head`` is the output layer, ``@body`` is all but the output layer, and ``@norm`` is the scales
+and shifts of the batch norms, if any. A parameter adapts at ``--inner-lr`` times the rate of the
+last pattern that matches it (rate 1 by default). A parameter with rate 0, or without a matching
+pattern, stands still. So ``*`` is MAML, ``@head`` ANIL, ``@body`` BOIL, ``*.lora_*`` a low-rank
 subset, ``*,@head=10`` MAML with a faster head.
 """
 
@@ -23,10 +23,10 @@ from maml.params import Params
 
 
 def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -> dict[str, float]:
-    """Return the rates of what adapts, by name, in the order of ``names``.
+    """Return ``{name: rate}`` of the parameters that adapt, in the order of ``names``.
 
-    ``why`` is what asks for the pattern, for messages: ``--adapt …``. What is no rate, a pattern
-    that no name has, and nothing that adapts are refused.
+    ``why`` names the pattern's source in messages: ``--adapt …``. Raise `UserError` for an invalid
+    rate, for a pattern (not ``@norm``) that matches no name, and if nothing adapts.
     """
     names = list(names)
     rates = dict.fromkeys(names, 0.0)
@@ -36,15 +36,15 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
         rates.update(dict.fromkeys(_named(which, network, names, why), rate))
     moving = {name: rate for name, rate in rates.items() if rate}
     if not moving:
-        raise UserError(f"{why}: nothing adapts; --inner-steps 0 says so better")
+        raise UserError(f"{why}: no parameter adapts; use --inner-steps 0 for that")
     return moving
 
 
 def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
     """Return the names of the network's parameters that neither adapt nor learn, in order.
 
-    Its author has frozen some, by ``requires_grad_(False)``, and ``--freeze`` others. From here on
-    all require a gradient again: a problem says what is differentiated, and this list what learns.
+    The author froze some by ``requires_grad_(False)``, and ``--freeze`` names others. Now all
+    require gradients again: a problem states what is differentiated, and this list what is frozen.
     """
     parameters = dict(network.named_parameters())
     still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
@@ -55,7 +55,7 @@ def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
 
 
 def _named(which: str, network: nn.Module, names: list[str], why: str) -> list[str]:
-    """Return those of ``names`` that one pattern has."""
+    """Return the ``names`` that one pattern matches."""
     own = {name: own_name(network, name) for name in names}
     if which == "@norm":
         return [name for name in names if name in norm_parameters(network)]
@@ -76,14 +76,14 @@ def _rate(text: str, why: str) -> float:
         rate = float(text)
     except ValueError:
         rate = math.nan
-    # Whatever --dtype is: what is a rate in one is a rate in the other.
+    # The limit is float32's for every --dtype, so that all dtypes accept the same rates.
     if not 0 <= rate <= torch.finfo(torch.float32).max:
-        raise UserError(f"{why}: the rate {text!r} is no number of at least 0")
+        raise UserError(f"{why}: the rate {text!r} must be a number of at least 0")
     return rate
 
 
 def tree(params: Params) -> nn.Module:
-    """Return a module, never called, whose parameters have these names, dots and all."""
+    """Return a module whose parameters have these dotted names. Nothing calls the module."""
     root = nn.Module()
     for name, tensor in params.items():
         *path, last = name.split(".")

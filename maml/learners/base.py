@@ -33,17 +33,18 @@ from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
 from maml.seeds import kept
 
+PARTS_OF_A_LOSS = ("set_loss", "loss", "call_network", "modulated")
 MOST_CHECKED = 64
-"""Sizes of tasks that are remembered: those of episodes that are acted are many."""
+"""Clear `Learner.checked` above this many entries, because acted episodes have many sizes."""
 
 
 class Predictions(NamedTuple):
-    """What a network answers to the queries of B tasks: ``[B, E, …]`` each.
+    """A network's outputs for the queries of B tasks: ``[B, E, …]`` each.
 
     Attributes:
-        transductive: Normalised by the statistics of the whole query set, as in MAML's released
-            code.
-        non_transductive: By those of the support set: an answer depends on no other query.
+        transductive: Normalised by the whole query set's statistics, as in MAML's released code.
+        non_transductive: Normalised by the support set's statistics: no output depends on other
+            queries.
     """
 
     transductive: Tensor
@@ -51,38 +52,38 @@ class Predictions(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """Of B tasks: the inner problem, and what has adapted, ``{name: [B, …]}``."""
+    """The inner problem of B tasks, and their adapted parameters ``at``: ``{name: [B, …]}``."""
 
     problem: Problem
     at: Params
 
 
 class Learner(nn.Module, ABC):
-    """What learns: its parameters are the meta-parameters, by name, the network's as ``network.…``.
+    """The module that learns. Its parameters are the meta-parameters; the network's: ``network.…``.
 
-    What an author writes is for *one* task, and pure: the inner problem in `problem`, and any of
-    `support_loss`, `query_loss`, `set_loss`, `loss`, `call_network` and `answers`: whatever they
-    are is what is differentiated, evaluated and scored. The methods take meta-parameters as an
-    argument and read none of their own.
+    An author writes pure methods for *one* task: the inner problem in `problem`, and any of
+    `support_loss`, `query_loss`, `set_loss`, `loss`, `call_network` and `answers`. A run
+    differentiates, evaluates and scores these methods. They take meta-parameters as an argument
+    and do not read the module's own parameters.
 
     Attributes:
-        metric_names: The metrics that `metrics` returns, in order; some names are taken
+        metric_names: The metrics that `metrics` returns, in order; some names are reserved
             (`maml.learners.objectives`).
-        objective: What answers are scored by: a loss, and metrics.
-        criterion: What `loss` is, unless a subclass overrides that: the objective's, or another.
-        batching: How B tasks are computed where no kernels serve: all at once by "vmap", or one by
-            one ("tasks"), which is right for any network and loss.
-        draws: Whether its losses draw random numbers, as dropout does (`maml.metagradient.draws`).
+        objective: The loss and the metrics that score the outputs.
+        criterion: The function that `loss` calls: the objective's loss, or another one.
+        batching: How B tasks are computed without kernels: "vmap" computes all at once; "tasks"
+            computes one by one, which is right for any network and loss.
+        draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
         contents: What the data set holds (`datasets.opening.Contents`).
-        image_shape: (C, H, W) of the images that the network takes; None where it takes none.
-        frozen: The network's names of what neither adapts nor learns (`maml.learners.adapting`).
+        image_shape: (C, H, W) of the images that the network takes; None if it takes no images.
+        frozen: Names of the network's frozen parameters (`maml.learners.adapting.frozen`).
     """
 
     any_ways: ClassVar[bool] = False
-    """Whether the same meta-parameters tell any number of classes apart, as no parameter is of a
-    class. Then a trained model may be tested at other ways than the run's."""
+    """True if the same meta-parameters serve any number of classes, because no parameter belongs to
+    one class. Then a trained model may be tested with other ways than the run's."""
     any_outputs: ClassVar[bool] = False
-    """Whether a user's network may have any number of outputs, as features are what counts."""
+    """True if a user's network may have any number of outputs, because only features count."""
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         """Make the learner of a configuration, with its network or one ``given``."""
@@ -123,15 +124,15 @@ class Learner(nn.Module, ABC):
         Args:
             meta_params: ``{name: […]}``; the problem's tensors may be any differentiable function
                 of them.
-            steps: Inner-loop steps: ``--inner-steps`` in training, else as many as asked for.
+            steps: Number of inner steps: ``--inner-steps`` in training, else the caller's choice.
         """
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """Return the inner problem as it is trained on; by default as it is evaluated."""
+        """Return the inner problem of training; by default the same as in evaluation."""
         return self.problem(meta_params, self.config.inner_steps)
 
     def phase(self, iteration: int) -> int:
-        """Return what of an iteration the training problem depends on; by default nothing."""
+        """Return the phase: iterations of one phase share one training problem. Default: 0."""
         return 0
 
     @property
@@ -140,8 +141,8 @@ class Learner(nn.Module, ABC):
         return 0
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss that the inner loop descends (a scalar) at ``step``, from 0, and outputs.
-        ``params`` are the network's weights, by its own names, and whatever else `problem` has.
+        """Return the loss of the inner loop (a scalar) at ``step``, from 0, and outputs.
+        ``params``: the network's weights, by its own names, and the other parameters of `problem`.
         """
         return called(self.set_loss, params, task.support_x, task.support_y)
 
@@ -150,13 +151,13 @@ class Learner(nn.Module, ABC):
         return called(self.set_loss, params, task.query_x, task.query_y)
 
     def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of a set, normalised by its own statistics, and its outputs."""
+        """Return a set's loss and outputs. The set's own statistics normalise the set."""
         outputs, _ = self.call_network(params, x)
         return self.loss(outputs, y), outputs
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``: the data set's
-        own. Who overrides it may have a network with any outputs, for any targets.
+        """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``. By default the
+        data set decides. A learner that overrides this may have any outputs and any targets.
         """
         return self.criterion(outputs, y)
 
@@ -171,9 +172,9 @@ class Learner(nn.Module, ABC):
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
-        """Return what the output layer is given for ``x``, ``[E, F]``, and the statistics used.
-        Raises `UserError` if the network does not say which its output layer is, or does not call
-        it once.
+        """Return the output layer's input for ``x``, ``[E, F]``, and the statistics used.
+        Raise `UserError` if the network does not declare its output layer, or does not call the
+        output layer exactly once.
         """
         given, (_, used) = given_to_head(
             self.network, self.config.network, lambda: self.call_network(params, x, statistics)
@@ -181,13 +182,13 @@ class Learner(nn.Module, ABC):
         return given, used
 
     def modulated(self, params: Params) -> Params:
-        """Return the network's weights as it is called with them (CAVIA's context moves some)."""
+        """Return the weights to call the network with (CAVIA's context changes some of them)."""
         return params
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
         transductive, own = self.call_network(params, task.query_x)
-        if not own:  # nothing is normalised, and both are the same
+        if not own:  # nothing is normalised, so both are the same
             return transductive, transductive
         _, of_support = self.call_network(params, task.support_x)
         return transductive, self.call_network(params, task.query_x, of_support)[0]
@@ -197,45 +198,45 @@ class Learner(nn.Module, ABC):
         return self.objective.metrics(outputs, y)
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
-        """Return the tasks of ``split`` that it learns from, or is evaluated on: few-shot ones."""
+        """Return the tasks of ``split`` to learn from, or for an ``evaluation``: few-shot tasks."""
         classes = self._is_own("loss")
         return few_shot_tasks(
             self.config, split, self.contents.form, evaluation=evaluation, classes=classes
         )
 
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
-        """Return the B tasks that the losses read; a learner that acts makes them. ``steps``: inner
-        steps that will be taken; None: as many as in training.
+        """Return the B tasks that the losses read. A learner that acts plays them here. ``steps``:
+        the number of inner steps that will follow; None: as many as in training.
         """
         return tasks
 
-    # ---- of use to a subclass
+    # ---- for subclasses
 
     def network_weights(self, meta_params: Params) -> Params:
-        """Return the network's share of ``meta_params``, with names without prefix."""
+        """Return the network's part of ``meta_params``, without the prefix ``network.``."""
         return without_prefix(meta_params, "network.")
 
     def stated_losses(self) -> dict[str, Any]:
-        """Return the support and the query loss as `Problem` takes them: one that nobody has
-        overridden is the network's own, which compiled kernels can compute.
+        """Return the support and the query loss as `Problem` takes them. A loss that is not
+        overridden becomes a `NetworkLoss`, because compiled kernels can compute a `NetworkLoss`.
         """
         found: dict[str, Any] = {"support": self.support_loss, "query": self.query_loss}
         part: Any
         for part in found:
-            if all(map(self._is_own, (f"{part}_loss", "set_loss", "loss", "call_network"))):
+            if all(map(self._is_own, (f"{part}_loss", *PARTS_OF_A_LOSS))):
                 found[part] = NetworkLoss(self.network, part, self.criterion)
         return found
 
     def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
-        # Nobody overrides a method, in a subclass of ``of`` or in this object.
+        # True if neither a subclass of ``of`` nor this object overrides the method.
         return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
 
-    # ---- of B tasks
+    # ---- for B tasks
 
     def meta_parameters(self) -> Params:
         """Return the learner's own meta-parameters by name (aliases, not copies)."""
-        # Not `named_parameters`: in a by-reference clone they are plain tensors. While another
-        # thread calls the network, a task's tensors are in their place.
+        # Not `named_parameters`: in a by-reference clone, parameters are plain tensors. The lock:
+        # a call of the network in another thread replaces them by a task's tensors for a while.
         with alone_with(self.network):
             return {
                 f"{prefix}.{name}" if prefix else name: tensor
@@ -247,8 +248,8 @@ class Learner(nn.Module, ABC):
     def outer_gradient(
         self, meta_params: Params, tasks: Task, phase: int = 0, *, checked: bool = False
     ) -> differentiate.OuterGradient:
-        """Differentiate the outer loss summed over B tasks, of one phase, by the meta-parameters.
-        Raises `RuntimeError` for a meta-parameter that no loss depends on: a mistake, not a zero.
+        """Differentiate one phase's outer loss, summed over B tasks, by the meta-parameters. Raise
+        `RuntimeError` if no loss depends on a meta-parameter: this is a mistake, no zero gradient.
         """
         way = self.config.meta_gradient
         if not checked:
@@ -264,11 +265,11 @@ class Learner(nn.Module, ABC):
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
     def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
-        """Do as `reading.checked_way` does, once a phase and size of tasks.
+        """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
 
-        ``tasks`` may be a list of batches of one, of any sizes: they are looked at once a phase.
+        ``tasks`` may be a list of batches of one task, of any sizes: it is checked once a phase.
         """
-        # Of a larger set, losses may read other parameters.
+        # The sizes are in the key, because losses may read other parameters for a larger set.
         leaves = [] if isinstance(tasks, list) else pytree.tree_leaves(tasks)
         key = (phase, *meta_params, *(leaf.shape[1:] for leaf in leaves))
         if key not in self.checked:
@@ -289,13 +290,13 @@ class Learner(nn.Module, ABC):
 
     @torch.no_grad()
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
-        """Adapt to each of B tasks; the learners here read the support sets alone."""
+        """Adapt to each of B tasks. This project's learners read only the support sets."""
         problem = self.problem(meta_params, steps)
         return Adapted(problem, differentiate.adapt(problem, tasks, self.batching))
 
     @torch.no_grad()
     def predictions(self, meta_params: Params, tasks: Task, steps: int) -> Predictions:
-        """Adapt to each of B tasks, and answer its queries."""
+        """Adapt to each of B tasks, and return the outputs for its queries."""
         problem, at = self.adapt(meta_params, tasks, steps)
 
         def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
@@ -305,10 +306,10 @@ class Learner(nn.Module, ABC):
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
-        """Return each task's loss and metrics, ``{name: [B]}``, of its queries' targets ``y``.
+        """Return each task's loss and metrics for the query targets ``y``: ``{name: [B]}``.
 
-        The loss is the objective's, or the author's own `loss`, whatever else the learner was
-        trained with: so that learners can be compared.
+        The loss is the objective's, or the author's own `loss`. It can differ from the training
+        loss (label smoothing), so that learners can be compared.
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
@@ -326,11 +327,11 @@ class Learner(nn.Module, ABC):
         return self.scores(self.predictions(meta_params, tasks, steps), tasks.query_y)
 
     def evaluate_together(self, models: Sequence[Params], tasks: Task) -> dict[str, Tensor]:
-        """Return the `scores` of an ensemble: of its models' mean outputs; each adapts by itself.
+        """Return the `scores` of an ensemble's mean outputs. Each model adapts separately.
 
-        For a classifier, outputs are logits: their mean, not that of probabilities, is what
-        MAML++'s released code takes (experiment_builder.py). A `UserError` refuses a learner that
-        is not evaluated by its outputs, as one that acts.
+        A classifier's outputs are logits. MAML++'s released code takes the mean of logits too, not
+        of probabilities (experiment_builder.py). Raise `UserError` for a learner that overrides
+        `evaluate`, because its outputs are not what is evaluated (a learner that acts).
         """
         if type(self).evaluate is not Learner.evaluate:
             name = self.config.learner
@@ -341,10 +342,10 @@ class Learner(nn.Module, ABC):
         return self.scores(together, tasks.query_y)
 
     def mixes(self, x: Tensor) -> bool:
-        """Say whether the network answers an example of ``x [E, …]`` by the others of its set.
+        """Return whether the output for an example of ``x [E, …]`` depends on the other examples.
 
-        Then no answer is non-transductive (`maml.networks.mixing`); of `answers` that its author
-        overrides nothing is known.
+        Then no output is non-transductive (`maml.networks.mixing`). Return False where an author
+        overrides `answers` or `call_network`, because then the dependence is unknown.
         """
         stated = type(self).answers.__module__.startswith("maml.")
         if not stated or type(self).call_network is not Learner.call_network:
@@ -361,29 +362,29 @@ class Learner(nn.Module, ABC):
         return found
 
     def prepare(self, device: torch.device) -> None:
-        """Hold the buffers there, and compile kernels that serve, or `UserError`."""
+        """Move buffers to ``device``, compile usable kernels. Raise `UserError` for conflicts."""
         self.hold_buffers(device)
         try:
             self.training_problem(self.meta_parameters(), self.last_phase)
         except ValueError as error:
-            # What a learner of a user's own states does not go together.
+            # A user's learner gave the `Problem` values that contradict each other.
             raise UserError(f"--learner {self.config.learner}: {error}") from error
         reason = self.obstacle(device)
         if self.config.kernels == "native" and reason is not None:
             raise UserError(f"--kernels native: {reason}")
 
     def hold_buffers(self, device: torch.device) -> None:
-        """Move the buffers to ``device``; parameters stay: the methods take those as arguments."""
+        """Move the buffers to ``device``. Parameters stay: the methods take them as arguments."""
         for module in self.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(device)
 
     def obstacle(self, device: torch.device) -> str | None:
-        """Say why compiled kernels do not serve this learner on ``device``; None: they do."""
+        """Return why compiled kernels cannot serve this learner on ``device``; None if they can."""
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
         return obstacle(self.network)
 
     def in_torch(self, device: torch.device) -> bool:
-        """Say whether `outer_gradient` is made of torch's operations alone, and can be compiled."""
+        """Return whether `outer_gradient` uses only torch's operations, so it can be compiled."""
         return self.obstacle(device) is not None

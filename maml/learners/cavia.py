@@ -31,21 +31,21 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
 
 
 class CAVIA(MAML):
-    """A network that all tasks share, and a context φ, zero before each task, that adapts.
+    """All tasks share one network. A context φ adapts, and begins at zero for each task.
 
     φ ← φ − α ∇_φ L (equation 3), and the outer loop learns all the rest (equation 4). The context
-    modulates the layer that the network calls its ``context_layer``:
+    modulates the layer that the network declares as its ``context_layer``:
 
-    - a batch norm is followed by FiLM (section 3.3): h ← (1 + γ) h + β, (γ, β) = A φ. That is the
-      same as another scale and shift of the norm itself, and is computed so. The released code has
-      γ = A φ + b in place of 1 + A φ; here the context 0 leaves the network as it is.
-    - of a linear layer the bias moves by A φ: as if φ were appended to its input (section 3.2).
+    - FiLM follows a batch norm (section 3.3): h ← (1 + γ) h + β, (γ, β) = A φ. We compute FiLM as
+      another scale and shift of the norm, which gives the same result. The released code has
+      γ = A φ + b in place of 1 + A φ; here the context 0 does not change the network.
+    - A linear layer's bias moves by A φ, as if φ were appended to the layer's input (section 3.2).
     """
 
     network_adapts: ClassVar[bool] = False
@@ -77,19 +77,17 @@ class CAVIA(MAML):
         self.modulation = nn.Parameter(modulation.to(getattr(torch, config.dtype)))
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """The context adapts; weights and modulation stand still."""
+        """Return the problem: the context adapts, weights and modulation stand still."""
         modulation = meta_params["modulation"]
         return dataclasses.replace(
             super().problem(meta_params, steps),
             start={"context": modulation.new_zeros(self.config.context)},
             fixed=self.network_weights(meta_params) | {"modulation": modulation},
-            support=self.support_loss,
-            query=self.query_loss,
             rates=None,
         )
 
     def modulated(self, params: Params) -> Params:
-        """See `Learner.modulated`: the network's weights as the context has them."""
+        """See `Learner.modulated`: return the weights as the context modulates them."""
         if "context" not in params:
             return params
         by = params["modulation"] @ params["context"]

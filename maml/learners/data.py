@@ -1,4 +1,4 @@
-"""What a learner asks of the data set, as the configuration says it."""
+"""Open what a learner needs of a configuration: data contents, network, tasks, class names."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from maml.seeds import drawn
 
 
 def data_options(config: Config) -> dict[str, Any]:
-    """Return the values of the fields that are of the data set alone, as it is opened with."""
+    """Return the configuration fields that this data set reads, by name, to open it with."""
     return {name: getattr(config, name) for name in registry.data_set(config.data).reads or ()}
 
 
 def data_contents(config: Config) -> Contents:
-    """Return what a network has to know of the data set; a `DataError` names flag or file."""
+    """Return the data set facts that a network needs. A `DataError` names the flag or file."""
     ways, shots = training_task(config)
     return contents(
         config.data,
@@ -36,9 +36,9 @@ def data_contents(config: Config) -> Contents:
 
 
 def training_task(config: Config) -> tuple[int, int]:
-    """Return the ways and shots of a training task: as at test, if the learner reads no others.
+    """Return the ways and shots of a training task: the test's, unless the learner reads others.
 
-    Reptile's preset has ten shots while training. With another learner these are nobody's.
+    Reptile's preset has ten training shots. A learner that does not read them ignores them.
     """
     reads = registry.learner(config.learner).reads
     ways, shots = config.ways, config.shots
@@ -50,9 +50,9 @@ def training_task(config: Config) -> tuple[int, int]:
 
 
 def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
-    """Return the network that a configuration names, its initial weights drawn by the seed.
+    """Return the network that a configuration names. The seed draws its initial weights.
 
-    It has an output for each of ``classes``; a user's own may have any number if ``any_outputs``.
+    A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``.
     """
     inputs, outputs = contents.point
     outputs = classes if contents.classifies else outputs
@@ -75,7 +75,7 @@ def few_shot_tasks(
 ) -> Episodes:
     """Return the few-shot tasks of ``split``, to learn from or for an ``evaluation``.
 
-    A user's own must have the ``form`` of the first, and labels from 0 to ways − 1 if ``classes``.
+    A user's tasks must have the ``form`` of the first task; with ``classes``, labels 0 to ways − 1.
     """
     ways, shots = (config.ways, config.shots) if evaluation else training_task(config)
     try:
@@ -93,7 +93,7 @@ def few_shot_tasks(
             **data_options(config),
         )
     except DataError as error:
-        # The sampler knows its queries, not which flag they came from.
+        # The sampler cannot tell which flag gave it a number, so its message may name another flag.
         said = str(error)
         if evaluation:
             said = said.replace("--queries", "--eval-queries")
@@ -105,9 +105,9 @@ def few_shot_tasks(
 
 
 def class_names(config: Config) -> dict[str, list[str]] | None:
-    """Return the names of each split's classes; None where they are known only with the images.
+    """Return the class names of each split; None if they are unknown before the data is opened.
 
-    A `DataError` says that a split which the run reads has too few of them.
+    Raise `DataError` if a split that the run reads has too few classes.
     """
     if registry.learner(config.learner).tasks != "episodes":
         return None

@@ -1,4 +1,4 @@
-"""Learners without an inner loop: a network's features, and a classifier in closed form on them.
+"""Learners without an inner loop: a closed-form classifier on a network's features.
 
 Shape legend: S support and E query examples of a task, F features, N ways.
 """
@@ -38,14 +38,14 @@ COMPONENTS = {
 
 
 class Embedding(Learner):
-    """A network whose features tell classes apart by a classifier made of the support set's.
+    """Classify queries by their features. The support set's features make the classifier.
 
-    Nothing adapts step by step: the problem has no inner step, and the outer loss is the
-    cross-entropy of the queries. In training, support and query set go through the network as one
-    batch, and batch norms use its statistics, as in the released code of both learners here. So do
-    the transductive answers. The others normalise the support set by itself, and the queries by the
-    support set's statistics. The released codes test with running statistics of training, of which
-    there are none here.
+    The problem has no inner step. The outer loss is the cross-entropy of the queries. In training,
+    support and query set go through the network as one batch, and batch norms use this batch's
+    statistics, as in the released code of both learners here. Transductive outputs use the same
+    batch. Non-transductive outputs normalise both sets by the support set's statistics. The
+    released codes test with running statistics of training, but this project keeps no running
+    statistics.
 
     Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
     """
@@ -59,7 +59,7 @@ class Embedding(Learner):
                 f"--data {config.data}: its targets are no classes, which --learner "
                 f"{config.learner} tells apart"
             )
-        # A module at hand that does not say which its output layer is has none; a class says "".
+        # No output layer: a ``given`` module without head_prefix, or a class that sets it to "".
         head = getattr(self.network, "head_prefix", None)
         headless = given is not None if head is None else not own_name(self.network, head)
         if not headless:
@@ -71,17 +71,17 @@ class Embedding(Learner):
         """Return logits ``[E, N]`` of queries.
 
         Args:
-            params: All meta-parameters, without prefix those of the network.
+            params: All meta-parameters; the network's without the prefix ``network.``.
             support: Features ``[S, F]``.
-            one_hot: Their classes, ``[S, N]`` of zeros and ones.
+            one_hot: The classes of the support examples, ``[S, N]`` of zeros and ones.
             query: Features ``[E, F]``.
         """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """No inner step: the query loss, by weights that all tasks share."""
+        """Return a problem without inner steps: the query loss of weights that all tasks share."""
         own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
         fixed = self.network_weights(meta_params) | own
-        # There is no step, so nobody asks for the support loss.
+        # There is no inner step, so the support loss is never called.
         return Problem(
             start={}, support=self.query_loss, query=self.query_loss, fixed=fixed, steps=0
         )
@@ -94,7 +94,7 @@ class Embedding(Learner):
         return self.loss(outputs, task.query_y), outputs
 
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
-        """Return the classifier's logits ``[E, N]``, of features ``[S + E, F]`` of both sets."""
+        """Return the classifier's logits ``[E, N]`` from features ``[S + E, F]`` of both sets."""
         support, query = features.split([len(task.support_x), len(task.query_x)])
         outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
         if outputs.shape != (len(query), ways):
@@ -107,11 +107,11 @@ class Embedding(Learner):
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
-        """See `Learner.features_of`: the network has no other output."""
+        """See `Learner.features_of`: here the network's outputs are the features."""
         return self.call_network(params, x, statistics)
 
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
-        """See `Learner.answers`: normalised with the support set, and by its statistics."""
+        """See `Learner.answers`: normalise with the support set, or by the support statistics."""
         ways = self.config.ways
         together, _ = self.call_network(params, both(task))
         support, of_support = self.call_network(params, task.support_x)
@@ -140,9 +140,9 @@ class R2D2(Embedding):
 
     W = Xᵀ (X Xᵀ + λ I)⁻¹ Y (equation 4: a system of as many unknowns as support examples) and
     logits α X' W (equation 6), with a column of ones in X for the bias, and with X and Y divided by
-    √S, as in the released code. λ and α are learned, as logarithms, so that they stay positive: the
-    released code learns α itself and has λ by a flag. Equation 6 has a shift β of all logits, too,
-    which no softmax sees.
+    √S, as in the released code. The outer loop learns log λ and log α, so that λ and α stay
+    positive. The released code learns α itself and sets λ by a flag. Equation 6 also has a shift β
+    of all logits, but a softmax does not depend on it.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
@@ -152,7 +152,7 @@ class R2D2(Embedding):
         self.log_alpha = nn.Parameter(torch.full((), math.log(10.0), dtype=dtype))
 
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:
-        """Solve for each query's logits, without the weights: α X' Xᵀ (X Xᵀ + λ I)⁻¹ Y."""
+        """Return each query's logits: α X' Xᵀ (X Xᵀ + λ I)⁻¹ Y."""
         scale = len(support) ** -0.5
         x = torch.cat([support, torch.ones_like(support[:, :1])], dim=1) * scale
         queries = torch.cat([query, torch.ones_like(query[:, :1])], dim=1)
@@ -172,10 +172,10 @@ def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:
 
 
 def prototypes(support: Tensor, one_hot: Tensor) -> Tensor:
-    """Return the mean feature of each class, ``[N, F]``: of ``[S, F]``, by ``[S, N]``."""
+    """Return each class's mean feature ``[N, F]`` from features ``[S, F]`` and ``[S, N]``."""
     return (one_hot / one_hot.sum(0)).T @ support
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``[E, N]``: of ``[E, F]`` to ``[N, F]``; from differences, not from products."""
+    """Return distances ``[E, N]`` of ``a [E, F]`` to ``b [N, F]``, by differences, not products."""
     return (a[:, None] - b).square().sum(-1)

@@ -1,7 +1,7 @@
-"""Pre-train a classifier, then the nearest centroid, or a head that is tuned to the support set.
+"""Pre-train a classifier, then use the nearest centroid or a head tuned to the support set.
 
 The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al. 2019
-(arXiv:1911.04623): no learning to learn.
+(arXiv:1911.04623). They do not learn to learn.
 """
 
 import copy
@@ -43,11 +43,11 @@ class Finetune(Learner):
     """An ordinary classifier of the training classes, whose features serve new classes.
 
     Training is supervised: a task is a mini-batch of ``--batch-size`` images of all classes of the
-    training split, which ``--train-ways`` counts. At test the features stand still. Without inner
-    steps (``--eval-inner-steps 0``, or `python -m maml.evaluate RUN_DIR --steps 0`) a query has the
-    class of the nearest centroid of the support set; with them a linear head, which begins at zero,
-    descends the cross-entropy of the support set: its `support_loss`, where `set_loss` and
-    `query_loss` are of training.
+    training split (``--train-ways`` is their number). At test the features stand still. Without
+    inner steps (``--eval-inner-steps 0``, or `python -m maml.evaluate RUN_DIR --steps 0`) a query
+    gets the class of the nearest support centroid. With inner steps, a linear head begins at zero
+    and descends the cross-entropy of the support set (`support_loss`). `set_loss` and `query_loss`
+    are the losses of training.
     """
 
     any_ways = True
@@ -62,7 +62,7 @@ class Finetune(Learner):
         _, self.n_features = without_head(copy.deepcopy(self.network), config.network)
 
     def outputs(self, config: Config) -> int:
-        """As many as training classes."""
+        """Return the number of training classes."""
         return config.train_ways or 0
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
@@ -88,13 +88,13 @@ class Finetune(Learner):
         return batches
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """The classifier's loss of a mini-batch, by weights that all tasks share."""
+        """Return the problem of training: the classifier's loss of a mini-batch, no inner step."""
         query = self.stated_losses()["query"]
-        # There is no step, so nobody asks for the support loss.
+        # There is no inner step, so the support loss is never called.
         return Problem({}, query, query, steps=0, fixed=self.network_weights(meta_params))
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """As it is evaluated: a linear head that adapts, on features that stand still."""
+        """Return the problem of evaluation: a linear head adapts, the features stand still."""
         some = next(iter(meta_params.values()))
         ways = self.config.ways
         start = {
@@ -112,7 +112,7 @@ class Finetune(Learner):
 
     @torch.no_grad()
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
-        """See `Learner.adapt`; the features, which stand still, are computed once."""
+        """See `Learner.adapt`. Compute the features once, because they stand still."""
         if not (self._is_own("support_loss", Finetune) and self._is_own("problem", Finetune)):
             return super().adapt(meta_params, tasks, steps)
         problem = self.problem(meta_params, steps)
@@ -125,7 +125,7 @@ class Finetune(Learner):
         return Adapted(problem, each_task(one, self.batching)(tasks) if steps else {})
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of the support set by the tuned head, and logits."""
+        """Return the support set's cross-entropy with the tuned head, and the logits."""
         features, _ = self.features_of(params, task.support_x)
         return self._loss_of_features(params, task._replace(support_x=features), step)
 

@@ -21,13 +21,13 @@ COMPONENTS = {
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "shots", "queries",
             "eval_queries",
         ),
-        "refuses": {"meta_gradient": {"reverse": "is implicit: no way is gone back"}},
+        "refuses": {"meta_gradient": {"reverse": "has an implicit gradient, no pass back"}},
     }
 }  # fmt: skip
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     proximal: float = flag(
         2.0, "Strength λ of the pull that the initial weights exert on the adapted ones.", above=0
@@ -35,7 +35,7 @@ class Flags:
     cg_steps: int = flag(5, "Steps of conjugate gradient for each task's meta-gradient.", least=0)
     cg_damping: float = flag(
         0.0,
-        "Added to the identity in what conjugate gradient solves; 0: the paper's equation.",
+        "Damping δ: conjugate gradient solves (1 + δ) I + H/λ; 0: the paper's equation.",
         least=0,
     )
     cg_lambda: float | None = flag(
@@ -54,14 +54,14 @@ class Flags:
 
 
 class IMAML(MAML):
-    """Initial weights that pull the adapted ones, whose meta-gradient is that of the solution.
+    """Initial weights θ pull the adapted ones φ. The meta-gradient is that at the inner solution.
 
-    The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3), λ being
-    ``--proximal``, in training and, unless ``--eval-proximal`` says another λ, at test.
+    The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3). λ is ``--proximal`` in
+    training. At test λ is the same, unless ``--eval-proximal`` sets another value.
 
-    The released code does otherwise, and so do the presets that claim its command: it takes plain
-    steps and then one of the pull alone (``--pull end``), its solver divides H by λ + 10
-    (``--cg-lambda 12``), and it tests without a pull (``--eval-proximal 0``).
+    The released code differs, and presets that claim its command follow the code. It takes plain
+    steps and then one step of only the pull (``--pull end``). Its solver divides H by λ + 10
+    (``--cg-lambda 12``). It tests without a pull (``--eval-proximal 0``).
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
@@ -74,14 +74,14 @@ class IMAML(MAML):
             )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """As it is evaluated: MAML's with the pull."""
+        """Return the problem of evaluation: MAML's with the pull."""
         problem = dataclasses.replace(super().problem(meta_params, steps), order="second")
         if self.config.eval_proximal is None:
             return self._pulled(problem)
         return dataclasses.replace(problem, proximal=self.config.eval_proximal)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """The same with the pull of training, differentiated at its solution."""
+        """Return the same with the pull of training, differentiated at the solution."""
         return self._pulled(self.problem(meta_params, self.config.inner_steps))
 
     def _pulled(self, problem: Problem) -> Problem:

@@ -1,9 +1,9 @@
-"""Model-Agnostic Meta-Learning (Finn et al. 2017, arXiv:1703.03400) and what adapts less of it.
+"""Model-Agnostic Meta-Learning (Finn et al. 2017, arXiv:1703.03400) and its variants.
 
-ANIL (Raghu et al. 2020, arXiv:1909.09157, section 4) adapts the output layer alone, BOIL (Oh et al.
-2021, arXiv:2008.08882, section 3) all but the output layer. Both are MAML with another ``--adapt``,
-and first-order MAML (section 5.2) is MAML with ``--order first``. Meta-SGD (Li et al. 2017,
-arXiv:1707.09835) learns the inner rates as well.
+ANIL (Raghu et al. 2020, arXiv:1909.09157, section 4) adapts only the output layer. BOIL (Oh et al.
+2021, arXiv:2008.08882, section 3) adapts all but the output layer. Both are MAML with another
+``--adapt``. First-order MAML (section 5.2) is MAML with ``--order first``. Meta-SGD (Li et al.
+2017, arXiv:1707.09835) learns the inner rates as well.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, those that are like them, and no other."""
+    """Flags that only this file's components, and components ``like`` one of them, read."""
 
     label_smoothing: float = flag(
         0.0,
@@ -58,12 +58,12 @@ class MAML(Learner):
     """Initial weights from which a few inner steps on the support set suit the query set.
 
     Attributes:
-        adapting: What adapts, by the network's names, and at which multiple of ``--inner-lr``.
+        adapting: ``{name: rate}`` of what adapts: the rate is a multiple of ``--inner-lr``.
         still: The names of the network's other parameters.
     """
 
     network_adapts: ClassVar[bool] = True
-    """Whether it is the network's parameters that the inner loop adapts."""
+    """True if the inner loop adapts the network's parameters."""
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
@@ -80,16 +80,15 @@ class MAML(Learner):
         if config.label_smoothing:
             if self.objective is REGRESSION or not self._is_own("loss"):
                 raise UserError(
-                    f"--label-smoothing {config.label_smoothing}: is for the cross-entropy of "
-                    f"classes, and the loss of --learner {config.learner} on --data {config.data} "
-                    "is another"
+                    f"--label-smoothing {config.label_smoothing}: needs the cross-entropy of "
+                    f"classes; --learner {config.learner} on --data {config.data} has another loss"
                 )
             self.criterion = functools.partial(
                 F.cross_entropy, label_smoothing=config.label_smoothing
             )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """The query loss after the last inner step (algorithm 2, line 10)."""
+        """Return the problem: the query loss after the last inner step (algorithm 2, line 10)."""
         weights = self.network_weights(meta_params)
         rates = None
         if set(self.adapting.values()) != {1.0}:
@@ -108,17 +107,17 @@ class MAML(Learner):
 
 
 class MetaSGD(MAML):
-    """MAML that learns, beside the initial weights θ, an inner rate α for each of them.
+    """MAML that also learns an inner rate α for each of the initial weights θ.
 
-    θ' = θ − α ∘ ∇L(θ) (equation 3), as often as ``--inner-steps`` says (the paper: once); any
-    ``--inner-optimizer``'s updates in place of the gradient. Rates begin at ``--inner-lr``,
-    times what ``--adapt`` says.
+    θ' = θ − α ∘ ∇L(θ) (equation 3) is one of ``--inner-steps`` steps (the paper takes one). With
+    another ``--inner-optimizer``, its update replaces the gradient. Rates begin at ``--inner-lr``
+    times the rate in ``--adapt``.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
         weights = self.network_weights(self.meta_parameters())
-        # The names of what adapts: ``rates.…`` for ``network.…``.
+        # The rates of ``network.…`` have the name ``rates.…``.
         self.rates = tree(
             {
                 name: torch.full_like(weights[name], config.inner_lr * rate)
@@ -127,7 +126,7 @@ class MetaSGD(MAML):
         )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """MAML's, with the same learned rates at each step."""
+        """Return MAML's problem, with the same learned rates at each step."""
         rates = without_prefix(meta_params, "rates.")
         problem = super().problem(meta_params, steps)
         return dataclasses.replace(problem, lr=1.0, rates=[rates] * steps)

@@ -1,4 +1,4 @@
-"""MAML++ (Antoniou et al. 2019, arXiv:1810.09502), each of its parts with a flag of its own."""
+"""MAML++ (Antoniou et al. 2019, arXiv:1810.09502). Each of its parts has its own flag."""
 
 import dataclasses
 
@@ -26,13 +26,13 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     lslr: bool = flag(True, "Learn an inner rate for each tensor and step, from --inner-lr on.")
     per_step_norm: bool = flag(True, "Learn the batch norms' scale and shift for each inner step.")
     msl_epochs: int = flag(
         10,
-        "Epochs in which the query loss after each step counts, less and less; 0: the last alone.",
+        "First epochs, in which the query losses of all steps count, less with each epoch.",
         least=0,
     )
     first_order_epochs: int = flag(
@@ -44,31 +44,31 @@ class Flags:
 
 
 class MAMLpp(MAML):
-    """MAML with what MAML++ changes of the inner problem, each with its flag.
+    """MAML with the changes that MAML++ makes to the inner problem. Each change has a flag.
 
-    - a learned rate α of each tensor and step, which begins at ``--inner-lr`` (LSLR, section 4,
-      equation 4): ``--lslr``;
-    - a scale γ and a shift β of the batch norms for each step, which the inner loop does not adapt
-      (BNWB): ``--per-step-norm``. The query loss after a step uses that step's;
-    - the query losses of all steps, weighted (MSL, equation 3), for so many epochs: `weights_of`,
-      ``--msl-epochs``;
-    - the first-order gradient for so many epochs (DA): ``--first-order-epochs``. The paper has 50;
+    - ``--lslr``: a learned rate α for each tensor and step, which begins at ``--inner-lr`` (LSLR,
+      section 4, equation 4).
+    - ``--per-step-norm``: a scale γ and a shift β of the batch norms for each step (BNWB). The
+      inner loop does not adapt γ and β. The query loss after a step uses that step's γ and β.
+    - ``--msl-epochs``: the weighted query losses of all steps (MSL, equation 3) in the first
+      epochs; see `weights_of`.
+    - ``--first-order-epochs``: the first-order gradient in the first epochs (DA). The paper has 50;
       the released configurations have none.
 
-    An epoch is ``--iterations-per-epoch`` iterations. The other parts are no learner's: the cosine
-    schedule is ``--meta-schedule cosine``, leaky ReLU is ``--leak``. The released batch norms keep
-    running statistics for each step, which never reach an output, as their layers always normalise
-    by the batch at hand; here there are none.
+    An epoch is ``--iterations-per-epoch`` iterations. Other parts of MAML++ are not in the learner:
+    the cosine schedule is ``--meta-schedule cosine``, leaky ReLU is ``--leak``. The released batch
+    norms keep running statistics for each step. These never reach an output, because the layers
+    always normalise by the current batch. So this class keeps no running statistics.
 
-    Evaluated with more steps than it was trained with, it takes the last step's rates and norms
-    again.
+    If evaluation takes more steps than training, the further steps use the rates and norms of the
+    last training step.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
         super().__init__(config, given)
         weights = self.network_weights(self.meta_parameters())
         norms = norm_parameters(self.network) if config.per_step_norm else []
-        # What is frozen has one value, at each step.
+        # A frozen scale or shift keeps one value for all steps.
         norms = [name for name in norms if name not in self.frozen]
         both = [name for name in norms if name in self.adapting]
         if both:
@@ -79,7 +79,7 @@ class MAMLpp(MAML):
         self.still = [name for name in self.still if name not in norms]
         steps = config.inner_steps
         if config.lslr:
-            # ``rates.…`` for ``network.…``: [steps].
+            # The rates of ``network.…`` are ``rates.…``: [steps].
             self.rates = tree(
                 {
                     name: weights[name].new_full((steps,), config.inner_lr * rate)
@@ -87,12 +87,12 @@ class MAMLpp(MAML):
                 }
             )
         if norms:
-            # ``norms.…`` for ``network.…``: [steps, …].
+            # The values of ``network.…`` for each step are ``norms.…``: [steps, …].
             self.norms = tree({n: torch.stack([weights[n]] * steps) for n in norms})
             to_buffers(self.network, norms)
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """As it is evaluated: the query loss after the last step."""
+        """Return the problem of evaluation: the query loss after the last step."""
         problem = super().problem(meta_params, steps)
         rates, norms = (without_prefix(meta_params, prefix) for prefix in ("rates.", "norms."))
         last = self.config.inner_steps - 1
@@ -108,7 +108,7 @@ class MAMLpp(MAML):
         return problem
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """In epoch ``phase``: the weighted query losses, and the order, of that time."""
+        """Return the problem of epoch ``phase``, with the query weights and order of that epoch."""
         config = self.config
         problem = self.problem(meta_params, config.inner_steps)
         if phase < config.msl_epochs:
@@ -119,20 +119,20 @@ class MAMLpp(MAML):
         return problem
 
     def phase(self, iteration: int) -> int:
-        """The epoch, as long as something depends on it."""
+        """Return the epoch of ``iteration``, but at most `last_phase`."""
         return min(iteration // self.config.iterations_per_epoch, self.last_phase)
 
     @property
     def last_phase(self) -> int:
-        """The first epoch after which nothing changes."""
+        """The epoch from which on the training problem stays the same."""
         return max(self.config.msl_epochs, self.config.first_order_epochs)
 
 
 def weights_of(epoch: int, steps: int, epochs: int) -> list[float]:
     """Return the weights of the query losses after each step, which add up to 1.
 
-    As in the released code: all begin at 1 / steps; those of earlier steps fall linearly to zero
-    over so many epochs, but not below 0.03 / steps, and the last step's is the rest.
+    As in the released code, all weights begin at 1 / steps. Weights of earlier steps fall linearly
+    to zero over ``epochs``, but not below 0.03 / steps. The last step's weight is the rest.
     """
     earlier = max((1 - epoch / epochs) / steps, 0.03 / steps)
     return [earlier] * (steps - 1) + [1 - earlier * (steps - 1)]

@@ -24,9 +24,9 @@ COMPONENTS = {
 class MetaCurvature(MAML):
     """MAML whose inner gradients G are multiplied by learned matrices, which begin as identities.
 
-    MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o (equation 7): of a convolution along its outputs, inputs and the
-    pixels of its kernel, of a matrix along outputs and inputs. A vector has a factor for each
-    element, as in learn2learn. The same matrices serve every inner step.
+    MC(G) = G ×₃ M_f ×₂ M_i ×₁ M_o (equation 7). A convolution has a matrix each for outputs, inputs
+    and kernel pixels; a weight matrix has one each for outputs and inputs. A vector has a factor
+    for each element, as in learn2learn. The same matrices serve every inner step.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
@@ -41,14 +41,14 @@ class MetaCurvature(MAML):
         self.curvature = tree(matrices)
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """MAML's, with transformed inner gradients."""
+        """Return MAML's problem, with transformed inner gradients."""
         matrices = without_prefix(meta_params, "curvature.")
         problem = super().problem(meta_params, steps)
         return dataclasses.replace(problem, transform=Transform(curved, matrices))
 
 
 def curved(gradients: Params, matrices: Params) -> Params:
-    """Return MC(G) of each gradient, by the matrices ``{name.axis: …}`` of its name."""
+    """Return MC(G) of each gradient G; ``matrices`` has ``{name.axis: …}`` for its name."""
     found = {}
     for name, gradient in gradients.items():
         axes = _axes(gradient.shape)

@@ -1,4 +1,4 @@
-"""No adaptation: what a network that has seen no support set makes of a task."""
+"""No adaptation: a network answers a task's queries without its support set."""
 
 from maml.learners.base import Learner
 from maml.metagradient.problem import Problem
@@ -15,14 +15,14 @@ COMPONENTS = {
 
 
 class NoAdaptation(Learner):
-    """The weights of least query loss over all tasks, taken as they are at test.
+    """The weights with the least query loss over all tasks. Tests use them without adaptation.
 
-    The floor under every learner that adapts (as in arXiv:1703.03400, section 5.1, where it answers
-    every sinusoid alike). Labels of a few-shot classification are drawn anew for each task, so all
-    that it can do there is to guess: 1 / N.
+    This is the baseline that every learner that adapts must beat (as in arXiv:1703.03400, section
+    5.1, where its output is the same for every sinusoid). Few-shot classification draws labels
+    anew for each task, so this learner can only guess there: accuracy 1 / N.
     """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """No inner step, however many are asked for."""
+        """Return a problem without inner steps, for any ``steps``."""
         weights = self.network_weights(meta_params)
         return Problem(start={}, fixed=weights, **self.stated_losses(), steps=0)

@@ -1,4 +1,4 @@
-"""What is minimised and what is measured: classification and regression; and metrics' names."""
+"""Losses and metrics of classification and regression, and the check of metric names."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -24,15 +24,15 @@ class Objective(NamedTuple):
 
 
 class Given(NamedTuple):
-    """A network at hand, by the protocol of `maml.networks`, and what is minimised and measured."""
+    """An existing network, with the protocol of `maml.networks`, and its objective."""
 
     network: nn.Module
     objective: Objective
 
 
 def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
-    # For logits that are no numbers, argmax would answer the first class.
+    """Return the fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
+    # NaN logits count as wrong, because argmax returns a class for them too.
     right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
     return {"accuracy": right.to(logits.dtype).mean(-1)}
 
@@ -40,10 +40,10 @@ def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
 def accuracy_of_parts(
     logits: Tensor, labels: Tensor, *, parts: int, classes_first: bool
 ) -> dict[str, Tensor]:
-    """Fraction right of the labels that are not negative: those are there to be ignored.
+    """Return the fraction right of the labels, but ignore negative labels.
 
-    Labels ``[…, E, …]`` have ``parts`` dimensions after E, as the words of a sentence are; logits
-    have one more: N at the end, or with ``classes_first`` behind E, as torch's cross-entropy.
+    Labels ``[…, E, …]`` have ``parts`` dimensions after E, for example the words of a sentence.
+    Logits also have N: at the end, or with ``classes_first`` after E as in torch's cross-entropy.
     """
     if classes_first:
         logits = logits.movedim(-1 - parts, -1)
@@ -53,7 +53,7 @@ def accuracy_of_parts(
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Accuracy, which is also precision@1, and the fraction whose label is among the five first."""
+    """Return accuracy (also as precision@1) and precision@5: the label is among the top five."""
     accuracy = _accuracy(logits, labels)["accuracy"]
     first = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     among = (first == labels[..., None]).any(-1).to(logits.dtype).mean(-1)
@@ -65,7 +65,7 @@ def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
 
 
 def _mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    if outputs.shape != targets.shape:  # which would be made alike without a word
+    if outputs.shape != targets.shape:  # torch would broadcast them silently
         raise UserError(
             f"a network's outputs are {list(outputs.shape)}, and the targets {list(targets.shape)}"
         )
@@ -80,43 +80,43 @@ RANKED_CLASSIFICATION = Objective(
 REGRESSION = Objective(_mean_squared_error, _nothing, ())
 
 
-# Rows of metrics.jsonl, result.json and test_tasks.csv are flat: a metric stands there by its name,
-# and another number of that name would be lost.
+# Rows of metrics.jsonl, result.json and test_tasks.csv are flat: each metric stands under its name,
+# so another number with the same name would be lost.
 TAKEN = {
-    # Rows of metrics.jsonl: of all, of training, and of validations and the test.
+    # metrics.jsonl: all rows; rows of training; rows of validations and of the test.
     *("iteration", "seconds", "loss"),
     *("tasks_per_second", "skipped", "gradient_norm", "time"),
     *("split", "tasks", "after", "rates"),
-    # `Strategy.report`, in rows of training: of all, of collectives, of servers and of observers.
+    # `Strategy.report`, in rows of training: all and collectives; servers; observers.
     *("wire_bytes", "reduce_seconds"),
     *("server_seconds", "dropped", "staleness"),
     *("forwards", "requests", "flushed", "missed_tasks"),
     # result.json, also of a record.
     *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
     *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),
-    # evaluations.jsonl: what was asked.
+    # evaluations.jsonl: the options of the evaluation.
     *("data", "ways", "shots", "eval_queries", "eval_inner_steps"),
     # test_tasks.csv: which task it is.
     *("seed", "index"),
 }
 BEFORE, AFTER = ("non_transductive_", "transductive_", "ensemble_"), ("_ci95",)
-"""What is put before and after each metric's name, for more numbers of it."""
+"""Prefixes and suffixes of a metric's name, for further numbers of the same metric."""
 
 
 def is_taken(name: str) -> bool:
-    """Say whether a run may have a number of its own of that name, or of a part ``time/…``."""
+    """Return whether a run itself may use this name, or its part before ``/`` (``time/…``)."""
     return name.partition("/")[0] in TAKEN or name.startswith(BEFORE) or name.endswith(AFTER)
 
 
 def check_metric_names(names: object, what: str) -> None:
-    """Refuse metric names that would overwrite something, or that no file can have."""
+    """Raise `UserError` for metric names that are taken, or that a file cannot store."""
     what += ": metric_names"
     if not isinstance(names, (tuple, list)):
         raise UserError(f"{what} is of type {type(names).__name__}: make it a tuple of names")
     for name in names:
-        # A subclass, as of an enumeration, is written one way here and another way there.
+        # Not a subclass of str: files would show, for example, an enum member in different ways.
         if type(name) is not str or not name or not name.isprintable() or names.count(name) > 1:
-            raise UserError(f"{what} has {name!r}: each is a plain string to print, and there once")
+            raise UserError(f"{what} has {name!r}: give printable strings, each once")
         if is_taken(name):
             raise UserError(
                 f"{what} has {name!r}: taken by a run's own numbers, as are all names of "

@@ -1,7 +1,7 @@
-"""A learner's computations of B tasks, one task after the other in each of some threads.
+"""Compute B tasks one by one. Several threads share the tasks.
 
-So it is where ``torch.func.vmap`` cannot batch tasks, or where one task is work enough
-(``--batching``). What a network draws has the address of the task.
+This serves where ``torch.func.vmap`` cannot batch tasks, or where one task is enough work for a
+core (``--batching``). A network's random draws have the address of the task.
 """
 
 import contextlib
@@ -26,18 +26,18 @@ from maml.seeds import kept
 
 T = TypeVar("T")
 HEAVY = 500_000
-"""Multiplications and additions of one operation, from which on tasks are computed one by one.
+"""From this mean number of multiplications and additions per operation, compute tasks one by one.
 
-With less, what an operation costs beside its work counts: ``torch.func.vmap`` pays it once for all
-tasks. With more, one task fills a core, and for all together results leave the cache. Two cores
+Below, the overhead of an operation counts, and ``torch.func.vmap`` pays it once for all tasks.
+Above, one task fills a core, and the results of all tasks together do not fit in cache. Two cores
 break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
 """
 _ALONE = threading.RLock()
-"""The global generators are one for all threads: one call at a time draws from them."""
+"""All threads share the global generators, so only one call at a time draws from them."""
 
 
 def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
-    """Return where the draws of tasks of the ids ``[B]`` come from."""
+    """Return the address of the random draws of each task in ``ids [B]``."""
     return [draws.Address(learner.config.seed, split, id) for id in ids.tolist()]
 
 
@@ -49,11 +49,11 @@ def outer_gradient(
     phase: int,
     call: Callable[..., OuterGradient] | None = None,
 ) -> OuterGradient:
-    """Return what `Learner.outer_gradient` does; `Learner.draws` becomes true if the tasks draw.
+    """Return the same as `Learner.outer_gradient`. Set `Learner.draws` if the tasks draw.
 
-    ``tasks`` may be a list, each a batch of one, of any sizes: then there are no outputs. ``where``
-    is as in `each`. ``call`` calls a function of the meta-parameters and a task, in its own way
-    (``--compile``).
+    ``tasks`` may be a list of batches of one task, of any sizes; then ``outputs`` is None.
+    ``where`` is as in `each`. ``call`` takes a function, the meta-parameters and a task, and calls
+    the function, for example compiled (``--compile``).
     """
 
     def one(own: Learner, task: Any) -> OuterGradient:
@@ -73,7 +73,7 @@ def outer_gradient(
             found.append(of_task)
         drawn = draws.state() != before
     if not learner.draws and drawn:
-        # Somebody has drawn: it may have been the network.
+        # The network may have drawn (or another thread has), so compute again with addresses.
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase, call)
     losses = torch.cat([of.losses for of in found])
@@ -94,9 +94,9 @@ def each(
     tasks: Any,
     where: Sequence[draws.Address] | None = None,
 ) -> Iterator[T]:
-    """Yield ``function(learner or a copy, task)`` of each task, a batch of one, in order.
+    """Yield ``function(learner or a copy, task)`` for each task (a batch of one), in order.
 
-    ``where`` is where the draws of each come from, if there are any.
+    ``where`` has the address of each task's random draws, if the tasks draw.
     """
     items = list(one_by_one(tasks))
     if where is None or not learner.draws:
@@ -110,13 +110,13 @@ def each(
     if not learner.draws:
         yield from spread(learner, one, placed, copying=alone_with(learner.network))
         return
-    # A checkpointed block draws once more on the way back.
+    # A checkpointed block draws once more in the backward pass, so the lock covers both passes.
     with _ALONE, kept():
         yield from spread(learner, one, placed, alone=True)
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
-    """Say whether an operation on one task is work enough for a core."""
+    """Return whether an operation on one task is enough work for a core."""
     with kept(), draws.of_task(draws.NONE), _Work() as work:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
@@ -124,10 +124,10 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
 
 
 class _Work(TorchDispatchMode):
-    """A context that counts operations, and their multiplications and additions: ``flops``."""
+    """A context that counts operations, and their multiplications and additions (``flops``)."""
 
     def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # late: it imports triton
+        from torch.utils.flop_counter import flop_registry  # late, because it imports triton
 
         super().__init__()
         self.operations = self.flops = 0
@@ -135,7 +135,7 @@ class _Work(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch imports its compiler, for a second and a half
+        return False  # True would import torch's compiler, which takes 1.5 seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **kwargs or {})

@@ -27,7 +27,7 @@ COMPONENTS = {
             "train_shots", "shots", "queries", "eval_queries",
         ),
         "refuses": {
-            "meta_gradient": {"reverse": "goes back no way: its gradient is a difference"},
+            "meta_gradient": {"reverse": "has no pass back: its gradient is a difference"},
             "inner_steps": {0: "would not move"},
         },
     }
@@ -35,7 +35,7 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     inner_batch: int | None = flag(
         None, "Support examples of an inner step while training [all].", least=1
@@ -45,28 +45,28 @@ class Flags:
     )
     keep_moment: bool = flag(
         False,
-        "reptile's second moment goes on from the tasks before, averaged over those of an "
-        "iteration, instead of beginning anew with each.",
+        "Keep reptile's second moment from iteration to iteration, as the mean over an "
+        "iteration's tasks. Without the flag each task begins without a moment.",
         read_with=("inner_optimizer", "adam0"),
     )
 
 
 class Reptile(MAML):
-    """Initial weights whose gradient is what the inner loop has moved them by, reversed.
+    """Initial weights whose gradient is the inner loop's displacement of them, reversed.
 
     The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step, which
     falls linearly from 1 to 0 (section 6.1). The inner loop takes mini-batches of the support set
-    (``--inner-batch``), one after another through one random order after another, as the released
-    code. Each training task's support set is shuffled by an order of its own; the order of a pass
-    has an address as well (the seed, the pass). The query set is only reported on.
+    (``--inner-batch``). As in the released code, they run through one random order after another.
+    Each training task's support set has its own random order. The order of a pass has an address
+    as well (the seed, the pass). The query set serves only for reports.
 
-    The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) goes on from task to task
-    with its second moment. ``--keep-moment`` does so, too, but so that the order of the tasks makes
-    no difference: the second moment is a meta-parameter. Each task begins at it, and it moves by
-    the meta-step towards the mean over tasks of where it ends. Tests begin at it, too, as if losses
-    were sums over a mini-batch, as they are in the released code: where a test's mini-batches are
-    half as large as those of training, its steps are half as long. Without, it begins anew with
-    each task: every weight then moves by about as much in each step, also where a task is learned.
+    The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) keeps its second moment
+    from task to task. ``--keep-moment`` keeps the second moment as a meta-parameter, so that the
+    order of tasks makes no difference. Each task begins with this moment. The meta-step moves the
+    moment towards the mean, over tasks, of the final moments. Tests begin with the moment too, as
+    if losses were sums over a mini-batch, as in the released code: if a test's mini-batches are
+    half as large as in training, its steps are half as long. Without the flag, each task begins
+    without a moment. Then each step moves all weights about equally, even if a task is learned.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:
@@ -74,25 +74,25 @@ class Reptile(MAML):
         self.keeps_moment = config.keep_moment and config.inner_optimizer == "adam0"
         if self.keeps_moment:
             weights = self.network_weights(self.meta_parameters())
-            # The names of what adapts: ``second_moment.…`` for ``network.…``.
+            # The moment of ``network.…`` has the name ``second_moment.…``.
             self.second_moment = tree({n: torch.zeros_like(weights[n]) for n in self.adapting})
             self.second_moment_weight = nn.Parameter(next(iter(weights.values())).new_zeros(()))
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
-        """Return tasks whose support sets are shuffled, to learn from; others as they are."""
+        """Return the tasks of ``split``. Shuffle support sets of training for ``--inner-batch``."""
         found = super().open_tasks(split, evaluation=evaluation)
         in_parts = not evaluation and self.config.inner_batch is not None
         return shuffled(found, self.config.seed) if in_parts else found
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """As it is evaluated: MAML's inner loop, on mini-batches of ``--eval-inner-batch``."""
+        """Return the problem of evaluation: MAML's, on mini-batches of ``--eval-inner-batch``."""
         config = self.config
         examples = self._examples(config.eval_inner_batch, config.ways, config.shots)
         problem = self._remembering(super().problem(meta_params, steps), meta_params, examples)
         return self._of_batches(problem, config.eval_inner_batch)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
-        """The same on mini-batches of ``--inner-batch``, with its displacement as the gradient."""
+        """Return the same on mini-batches of ``--inner-batch``, with displacement as gradient."""
         problem = self.problem(meta_params, self.config.inner_steps)
         problem = self._remembering(problem, meta_params, self._trained_on())
         problem = self._of_batches(problem, self.config.inner_batch)
@@ -109,9 +109,9 @@ class Reptile(MAML):
         return there if batch is None else min(batch, there)
 
     def _remembering(self, problem: Problem, meta_params: Params, examples: int) -> Problem:
-        """Let Adam begin at the kept moment, for mean losses over ``examples`` a step.
+        """Let Adam begin with the kept moment, scaled for mean losses over ``examples`` per step.
 
-        A sum's gradient is ``examples`` times the mean's, and its square so often squared.
+        A sum's gradient is ``examples`` times the mean's gradient; its square, ``examples``² times.
         """
         if not self.keeps_moment:
             return problem

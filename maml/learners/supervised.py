@@ -1,6 +1,6 @@
-"""Supervised learning: ordinary classification, a task being a mini-batch without an inner loop.
+"""Supervised learning: ordinary classification. A task is a mini-batch without an inner loop.
 
-Whatever trains a meta-learner trains a classifier then: the same strategies, logs and checkpoints.
+So the strategies, logs and checkpoints of meta-learners serve a classifier, too.
 """
 
 import torch
@@ -29,7 +29,7 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     epochs: int | None = flag(
         None, "Passes over the training examples, in place of --iterations.", RESULT, least=1
@@ -37,7 +37,7 @@ class Flags:
 
 
 class Supervised(NoAdaptation):
-    """One set of weights for all tasks: the loss of the query set, which is a mini-batch."""
+    """Learn one set of weights by the loss of the query set, which is a mini-batch."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)

@@ -1,1 +1,1 @@
-"""What ``import maml`` offers beside the meta-gradient: a model to adapt, and tasks by id."""
+"""The library behind ``import maml``: meta-learners, trained models, tasks, meta-gradients."""

@@ -1,4 +1,4 @@
-"""An error of the library comes alone: its line says what to do, and tracebacks say no more."""
+"""Raise the library's errors without the errors that caused them: one line tells what to do."""
 
 import contextlib
 import re
@@ -12,9 +12,9 @@ from maml.errors import UserError
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Let errors of bad input inside be a `UserError` without those that it was made of.
+    """Remove the causes from a `UserError` that is raised inside; refuse inference mode.
 
-    An exception that arose in a file of the user's own stays its cause: there is the mistake.
+    An exception that passed through the user's own file stays, because the mistake is there.
     """
     if torch.is_inference_mode_enabled():
         raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")
@@ -28,7 +28,7 @@ def alone() -> Iterator[None]:
 
 
 def in_words_of_the_library(line: str, names: Container[str]) -> str:
-    """Return a line about the program's flags as one about arguments of these names."""
+    """Return a line in which each ``--flag`` with one of these names is spelled as an argument."""
 
     def argument(found: re.Match[str]) -> str:
         name = found[1].replace("-", "_")

@@ -1,4 +1,4 @@
-"""A learner of the program around a module at hand."""
+"""Make one of the program's learners around a user's module."""
 
 import copy
 import re
@@ -24,13 +24,13 @@ NOT_HERE = (
     *("inner_batch", "eval_inner_batch", "keep_moment"),
     *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
 )
-"""Flags of the program that are of its data, or of its iterations: here both are the user's."""
+"""Flags about data or iterations. They are no arguments here: the user's code controls both."""
 
 
 def learner_around(
     kind: type, module: nn.Module, loss: Loss, head: str | None, flags: dict[str, Any]
 ) -> Learner:
-    """Return the learner that the program trains under the name of ``kind``, or of a base of it."""
+    """Return the program's learner that has the name of the class ``kind``, or of a base class."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is {module!r}; give a torch.nn.Module")
     if not callable(loss):
@@ -50,7 +50,7 @@ def learner_around(
 
 
 def _facts(kind: type) -> registry.LearnerFacts:
-    """Return the facts of the program's learner of this name."""
+    """Return the facts of the program's learner with the name of ``kind`` or of a base class."""
     for base in kind.__mro__:
         name = base.__name__.lower().replace("metacurvature", "metacurv")
         if name in registry.known("learner"):
@@ -93,7 +93,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
-    """Return a copy of a module by the protocol of `maml.networks`; its tensors are the same."""
+    """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
     shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
     try:
         network = copy.deepcopy(module, shared)
@@ -107,7 +107,7 @@ def _network(module: nn.Module, head: str | None) -> nn.Module:
 
 
 def _prefix(head: str, module: nn.Module) -> str:
-    """Return how names of the output layer's parameters begin; "": outputs are features."""
+    """Return the prefix of the output layer's parameter names; "": the outputs are features."""
     if not isinstance(head, str):
         raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
     name = head.rstrip(".")

@@ -1,4 +1,4 @@
-"""``compile=True``: compiled gradients of a meta-learner, while what they were made of stays."""
+"""``compile=True``: compiled gradients of a meta-learner, as long as their constants hold."""
 
 import functools
 import sys
@@ -13,11 +13,11 @@ from maml.learners import Learner
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _DEPTH = 4
-"""So far down a loss is looked into: ``method.__self__.schedule.temperature`` is the third."""
+"""Levels of a loss that we search: ``method.__self__.schedule.temperature`` is at the third."""
 
 
 class Compiling:
-    """The compiled gradients of one meta-learner: of each mode and number of classes."""
+    """The compiled gradients of one meta-learner, for each mode and number of classes."""
 
     def __init__(self) -> None:
         self._of: dict[Any, tuple[Compiled, Any]] = {}
@@ -27,10 +27,10 @@ class Compiling:
         return Compiling, ()
 
     def of(self, learner: Learner, loss: Any, *, training: bool) -> Compiled | None:
-        """Return what calls the gradient, or None where it is to be called as it is.
+        """Return a caller of the compiled gradient; None: call the gradient without compiling.
 
-        Kernels and random draws are not compiled. A number that the network or the loss holds is a
-        constant of compiled code: once one has changed, nothing is compiled, as a line says.
+        Kernels and random draws are not compiled. Compiled code takes the numbers in the network
+        and the loss as constants. After one changes, a warning follows and compiled code is off.
         """
         device = next(iter(learner.meta_parameters().values())).device
         if self._given_up or not learner.in_torch(device):
@@ -55,7 +55,7 @@ class Compiling:
 
 
 def _of_network(network: nn.Module) -> dict[str, Any]:
-    """Return the numbers and texts of a network, by name, and which buffers it has."""
+    """Return a network's numbers, strings and identities of buffers, by name."""
     return {
         ".".join(filter(None, ("network", path, name))): value
         for path, module in network.named_modules()
@@ -67,7 +67,7 @@ def _of_network(network: nn.Module) -> dict[str, Any]:
 
 
 def _held(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the numbers and texts that a loss holds, however deep, and which tensors."""
+    """Yield a loss's numbers, strings and identities of tensors by name, ``depth`` levels down."""
     if isinstance(value, _PLAIN):
         yield name, value
     elif isinstance(value, Tensor):

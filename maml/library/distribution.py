@@ -1,4 +1,4 @@
-"""A user's own loop, distributed by torchrun: tasks are shared out, gradients are averaged."""
+"""Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
 import os
 from typing import TypeVar
@@ -14,11 +14,11 @@ _joined = False
 
 
 def distributed() -> int:
-    """Join the processes that torchrun has started, and return this one's rank.
+    """Join the processes that torchrun has started, and return this process's rank.
 
-    From here on a meta-learner that is called with tasks computes a part of them, and the loss and
-    the gradient are the means over all. So give every process the same tasks, and leave the rest of
-    the loop as it is. Without torchrun there is nothing to join, and rank 0 comes back.
+    After this call, a meta-learner computes only its process's share of the tasks. The loss and the
+    gradient are means over all tasks. So give every process the same tasks, and do not change the
+    rest of the loop. Without torchrun, this function only returns rank 0.
     """
     global _joined
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -40,7 +40,7 @@ def same_everywhere(module: nn.Module) -> None:
 
 
 def part(items: list[T]) -> list[tuple[int, T]]:
-    """Return this process's items, each with its place."""
+    """Return this process's share of ``items``, each with its index."""
     placed = list(enumerate(items))
     if not _joined:
         return placed
@@ -49,7 +49,7 @@ def part(items: list[T]) -> list[tuple[int, T]]:
 
 
 def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
-    """Return the means over all processes' tasks of the losses ``[B]`` and of gradients' sums."""
+    """Average the losses ``[B]`` and the summed gradients over the tasks of all processes."""
     count = losses.new_full((1,), len(losses))
     layout = ParamLayout(sums)
     flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
@@ -60,8 +60,8 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
 
 
 def same_number() -> int:
-    """Return a number that torch's global generator draws, on rank 0, for all processes."""
-    drawn = torch.randint(2**62, ())  # at each call: what is drawn later does not depend on dropout
+    """Draw a number from torch's global generator. All processes get the number of rank 0."""
+    drawn = torch.randint(2**62, ())  # always, so that later draws do not depend on dropout
     if _joined:
         dist.broadcast(drawn, 0)
     return int(drawn)

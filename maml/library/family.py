@@ -1,4 +1,4 @@
-"""The meta-learners by the names of the field, each around the program's learner of that name."""
+"""The meta-learners by their usual names. Each contains the program's learner of that name."""
 
 from maml.library.meta_learner import MetaLearner
 
@@ -8,27 +8,27 @@ class MAML(MetaLearner):
 
 
 class ANIL(MetaLearner):
-    """MAML whose output layer alone adapts (Raghu et al. 2020, arXiv:1909.09157)."""
+    """MAML in which only the output layer adapts (Raghu et al. 2020, arXiv:1909.09157)."""
 
 
 class BOIL(MetaLearner):
-    """MAML whose output layer does not adapt (Oh et al. 2021, arXiv:2008.08882)."""
+    """MAML in which the output layer does not adapt (Oh et al. 2021, arXiv:2008.08882)."""
 
 
 class MetaSGD(MetaLearner):
-    """Learns an inner rate for each weight, too (Li et al. 2017, arXiv:1707.09835)."""
+    """MAML that also learns an inner rate for each weight (Li et al. 2017, arXiv:1707.09835)."""
 
 
 class MetaCurvature(MetaLearner):
-    """Learns how inner gradients are transformed (Park and Oliva 2019, arXiv:1902.03356)."""
+    """MAML that learns to transform inner gradients (Park and Oliva 2019, arXiv:1902.03356)."""
 
 
 class MAMLpp(MetaLearner):
-    """MAML++: rates and norms of each step (Antoniou et al. 2019, arXiv:1810.09502)."""
+    """MAML++: learned rates and norms for each step (Antoniou et al. 2019, arXiv:1810.09502)."""
 
 
 class CAVIA(MetaLearner):
-    """A small context adapts (Zintgraf et al. 2019, arXiv:1810.03642)."""
+    """Only a small context vector adapts (Zintgraf et al. 2019, arXiv:1810.03642)."""
 
 
 class IMAML(MetaLearner):
@@ -40,7 +40,7 @@ class Reptile(MetaLearner):
 
 
 class ProtoNet(MetaLearner):
-    """The nearest mean of a class's features (Snell et al. 2017, arXiv:1703.05175)."""
+    """Chooses the class with the nearest mean feature (Snell et al. 2017, arXiv:1703.05175)."""
 
 
 class R2D2(MetaLearner):

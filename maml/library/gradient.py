@@ -1,4 +1,4 @@
-"""``maml.meta_gradient``: of a user's own problem, however its tasks may be computed."""
+"""``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
 import gc
 from collections import OrderedDict
@@ -19,12 +19,12 @@ from maml.metagradient.problem import Problem
 from maml.params import Params
 
 TRIED = 3
-"""Tasks on which a problem is computed in both ways before it is batched."""
+"""The number of tasks on which we compare batching with a loop, before a problem is batched."""
 KNOWN = 32
-"""Problems that are remembered, the latest ones; what their losses hold stays in memory."""
+"""Remember this many problems, the latest ones. Networks that they hold stay in memory."""
 _KNOWN: OrderedDict[Any, Batching] = OrderedDict()
 HELD = 10_000
-"""Objects that are looked at, at most, to tell a problem from others."""
+"""Visit at most this many objects to distinguish a problem from others."""
 
 
 @alone()
@@ -38,20 +38,20 @@ def meta_gradient(
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
     Args:
-        state: What states the problem, given meta-parameters; it may compute the problem's tensors
+        state: A function from meta-parameters to the problem. It may compute the problem's tensors
             from them by any differentiable function.
         meta_params: ``{name: […]}``; not changed.
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors ``[B, …]``.
         way: auto, reverse (through the whole inner loop) or mixed (back step by step, so that
-            memory does not grow with the steps). No result depends on it beyond rounding.
-        batching: How tasks are computed where no kernels serve: "vmap" all at once, "tasks" one
-            after the other, as a plain loop does. auto: "vmap" where it gives what a loop gives, on
-            some tasks of the first call of a problem with two or more.
+            memory does not grow with the steps). The results differ only by rounding.
+        batching: How to compute tasks without kernels: "vmap" (all at once) or "tasks" (one after
+            the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop. It
+            compares them on a few tasks, in a problem's first call with two tasks or more.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
-            parameter that no loss reads: mistakes, not zeros.
-        ValueError: for losses that count their calls, or draw by a generator of their own, and for
+            parameter that no loss reads. We take both as mistakes, not as zero gradients.
+        ValueError: for losses that count their calls or draw from their own generator, and for
             a `datasets.tasks.Task` that is not a batch.
     """
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
@@ -71,7 +71,7 @@ def _batching_of(
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
     if len(leaves[0]) < 2:
-        return "tasks"  # one task does not tell
+        return "tasks"  # one task cannot show a difference
     some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
     _KNOWN[key] = batching_of(state, meta_params, some, way).batching
     if len(_KNOWN) > KNOWN:
@@ -80,7 +80,7 @@ def _batching_of(
 
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
-    """Return what tells a problem from others: the code and networks that lead from it, no data."""
+    """Return a problem's key: the code, networks, ints and strings that it reaches, no tensors."""
     found: list[Any] = []
     waiting: list[Any] = [state]
     seen = set[int]()
@@ -109,7 +109,7 @@ def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that code looks up, and the code of functions in it."""
+    """Yield the names that a code object, and the functions inside it, look up."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -1,6 +1,6 @@
-"""What a user has: images and labels as a model takes them, tasks as a meta-learner does.
+"""Convert a user's data: images and labels for a model, tasks for a meta-learner.
 
-What does not fit is refused in one line. Shape legend: n examples, E examples of a task, C H W.
+Bad input raises a one-line `UserError`. Shape legend: n examples, E examples of a task, C H W.
 """
 
 import contextlib
@@ -37,10 +37,10 @@ _ROUNDING = 1e-6
 
 
 def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> Tensor:
-    """Return images ``[n, C, H, W]``, floats of the precision that they had, in [0, 1].
+    """Return images ``[n, C, H, W]``, floats in [0, 1]. Floats keep their precision.
 
-    Arrays are taken as they are. PIL images of any size and mode are made what the images of the
-    data set ``data`` are. ``what`` is what the caller calls them: "support_x".
+    Arrays must have the right size. PIL images of any size and mode are converted to the form of
+    the images in the data set ``data``. ``what`` names the argument in errors, as "support_x".
     """
     array = _array(given, shape, data, what)
     channels, height, width = shape
@@ -61,7 +61,7 @@ def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
             f"{what}: floats of shape {list(array.shape)}; the model takes [n, {_joined(shape)}]"
         )
     least, most = float(array.min()), float(array.max())
-    # `not` a chain: nan must fail, too.
+    # `not` a comparison, because nan must fail, too.
     if not (least >= -_ROUNDING and most <= 1 + _ROUNDING):
         raise UserError(f"{what}: floats from {least:g} to {most:g}; they must be in [0, 1]")
     return torch.from_numpy(np.array(array))
@@ -82,10 +82,10 @@ def numbers(given: Any, what: str, shape: tuple[int, ...], *, integers: bool = F
 def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]]:
     """Return labels as class numbers ``[n]`` int64, and the classes in order of first appearance.
 
-    ``ways``: classes that the model tells apart; None: any number.
+    ``ways``: the model's number of classes; None: any number.
     """
     plain = given.tolist() if hasattr(given, "tolist") else given
-    # A set has no order, and a generator could be read once.
+    # We refuse a set, which has no order, and a generator, which can be read only once.
     if not isinstance(plain, (list, tuple, range)):
         kind = type(given).__name__
         raise UserError(f"support_y: {kind}; give a list with one label for each example")
@@ -104,7 +104,7 @@ def labels(given: Any, n: int, ways: int | None) -> tuple[Tensor, list[Hashable]
 
 
 def whole(given: Any, what: str) -> int:
-    """Return a whole number that is at least 0, of Python, numpy or torch."""
+    """Return a whole number of Python, numpy or torch as an int. It must be at least 0."""
     with contextlib.suppress(TypeError):
         if not isinstance(given, bool) and (number := operator.index(given)) >= 0:
             return number
@@ -112,7 +112,7 @@ def whole(given: Any, what: str) -> int:
 
 
 def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:
-    """Return images as an array, whatever its shape and type; PIL images as the model's."""
+    """Return images as an array of any shape and type. PIL images get the model's size and mode."""
     from PIL import Image
 
     if isinstance(given, (Image.Image, str, Path)):
@@ -131,7 +131,7 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
 
 
 def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
-    """Return a PIL image, or a file that PIL opens, as the model's images are."""
+    """Return a PIL image, or a file that PIL opens, in the size and mode of the model's images."""
     from PIL import Image
 
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
@@ -140,14 +140,14 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
             return decoder.image(picture)
         with Image.open(Path(picture).expanduser()) as opened:
             return decoder.file(opened)
-    # Pillow's readers meet damaged bytes with errors of every kind.
+    # Pillow's readers raise errors of every kind for damaged bytes.
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"{what}: {which} cannot be read: {reason}") from error
 
 
 def _stacked(given: Any, what: str) -> NDArray[Any]:
-    """Return an array, a tensor, or a list of some, as one array."""
+    """Return an array, a tensor, or a list of arrays or tensors as one array."""
     parts = given if isinstance(given, (list, tuple)) else [given]
     try:
         plain = [part.detach().cpu() if isinstance(part, Tensor) else part for part in parts]
@@ -166,10 +166,10 @@ def _joined(sizes: Sequence[int]) -> str:
 
 
 def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Task]:
-    """Return tasks as batches of one each: tensors ``[1, E, …]``.
+    """Return tasks as a list of batches of one task each: tensors ``[1, E, …]``.
 
-    Floats must be of ``dtype``, as the module's parameters are. Tensors that require a gradient are
-    refused unless there may be others than ``leaves``.
+    Floats must have the ``dtype`` of the module's parameters. With ``leaves``, tensors that require
+    a gradient are refused.
     """
     try:
         items = [_tensor(item) for item in _by_name(given)]
@@ -193,7 +193,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
 
 
 def _by_name(given: Any) -> Any:
-    """Return the parts of what has them by name, as a dictionary or a named tuple, in order."""
+    """Return a dictionary's or named tuple's parts in `Task` order; return others unchanged."""
     named = given if isinstance(given, Mapping) else getattr(given, "_asdict", dict)()
     return [named[n] for n in Task._fields] if named.keys() >= {*Task._fields} else given
 
@@ -215,7 +215,7 @@ def _tensor(given: Any) -> Any:
 
 
 def _labels(y: Tensor) -> Tensor:
-    # Losses of torch want one kind of integers.
+    # torch's losses expect int64 labels.
     return y.long() if y.dtype in (torch.int32, torch.int16, torch.int8, torch.uint8) else y
 
 
@@ -223,8 +223,8 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
     for name, tensor in task._asdict().items():
         if leaves and tensor.requires_grad:
             raise UserError(
-                f"{what}: {name} requires a gradient, which a meta-gradient is not taken by: "
-                "detach it; or take an outer loss of your own by adapt()"
+                f"{what}: {name} requires a gradient, and a meta-gradient does not reach tasks: "
+                "detach it, or use adapt() and an outer loss of your own"
             )
         if tensor.is_floating_point() and tensor.dtype != dtype:
             raise UserError(
@@ -240,7 +240,7 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
 
 
 def ways_of(i: int, task: Task) -> int:
-    """Return how many classes task ``i`` has, whose learner tells any number apart."""
+    """Return the number of classes in task ``i``, for a learner that takes any number."""
     for name, y in (("support_y", task.support_y), ("query_y", task.query_y)):
         if y.is_floating_point() or y.dim() != 2:
             raise UserError(
@@ -255,9 +255,9 @@ def ways_of(i: int, task: Task) -> int:
 
 
 def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
-    """Return how many classes outputs tell apart for labels ``y [E, …]``; 0: none.
+    """Return the number of classes in outputs for labels ``y [E, …]``; 0: they are not classes.
 
-    They are the last dimension; with the ``default`` loss, which refuses others, the second.
+    Classes are the last dimension. The ``default`` loss needs them in the second, or this raises.
     """
     if not isinstance(outputs, Tensor):
         if default:
@@ -271,18 +271,18 @@ def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
             f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the loss "
             "that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
         )
-    # One number tells no classes apart: it may be a logit, or a count.
+    # We do not take a single output as classes: it may be a logit or a count.
     return classes if shape == list(y.shape) and (classes > 1 or default) else 0
 
 
 def check_labels(
     what: str, y: Tensor, classes: int, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """Refuse labels that are no class, and that the loss does not take as ones to ignore."""
+    """Refuse labels that are outside the classes, unless the loss accepts them, to ignore them."""
     strange = y[(y < 0) | (y >= classes)][:1]
     if not len(strange):
         return
-    with contextlib.suppress(Exception):  # as one that is to be ignored
+    with contextlib.suppress(Exception):  # the loss may ignore this label
         loss(torch.zeros(1, classes), strange.cpu())
         return
     raise UserError(

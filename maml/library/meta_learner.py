@@ -1,4 +1,4 @@
-"""``maml.MAML(module)`` and its family: a meta-learner is a module of torch around a module.
+"""``maml.MAML(module)`` and its family: a meta-learner is a torch module around a user's module.
 
 Shape legend: B tasks, E examples.
 """
@@ -35,15 +35,14 @@ from maml.params import Params
 from maml.seeds import kept
 
 TRIED = 2
-"""Tasks of the first call that are computed in both ways before any are batched."""
+"""The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
 class MetaLearner(nn.Module):
-    """A meta-learner around a module, of the class that the program trains under the same name.
+    """A meta-learner around a module. It contains the program's learner of the same name.
 
-    Its parameters are the module's own, the same tensors, and what else is learned. Called with
-    tasks it returns their mean outer loss, whose ``backward()`` leaves the meta-gradient in
-    ``.grad``::
+    Its parameters are the module's own tensors and all further meta-parameters. A call with tasks
+    returns their mean outer loss, whose ``backward()`` adds the meta-gradient to ``.grad``::
 
         learner = maml.MAML(net, inner_lr=0.1, inner_steps=5)
         optimizer = torch.optim.Adam(learner.parameters(), lr=1e-3)
@@ -53,13 +52,13 @@ class MetaLearner(nn.Module):
         optimizer.zero_grad()
         answers = learner.adapt(support_x, support_y)(query_x)
 
-    The gradient is computed with the loss, without a graph that grows with the inner steps. Batch
-    norms normalise by the batch at hand; dropout is on in training mode, and off after ``eval()``.
+    A call computes loss and gradient together, so no graph grows with the inner steps. Batch norms
+    use the current batch's statistics. Dropout is on in training mode, and off after ``eval()``.
 
     Attributes:
         learner: The program's learner, a `maml.learners.Learner`.
-        metrics: Of the last call with tasks: ``{name: [B]}``, as the accuracy of each; under
-            `distributed`, of this process's tasks.
+        metrics: ``{name: [B]}`` of the last call's tasks, as each task's accuracy. Under
+            `distributed`, only of this process's tasks.
     """
 
     _compiling: Compiling | None = None
@@ -80,19 +79,19 @@ class MetaLearner(nn.Module):
 
         Args:
             module: Maps examples ``[E, …]`` to outputs ``[E, …]``, or with a ``loss`` to a tuple or
-                a dictionary of them. It stays as it is; its parameters learn.
-            loss: ``(outputs, targets) → scalar``, the mean over the examples of a set; None: the
-                cross-entropy of classes, whose targets are integers.
-            head: The name of the output layer, for learners that tell it from the rest.
+                a dictionary of outputs. We do not change the module, but its parameters learn.
+            loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
+                cross-entropy, with integer classes as targets.
+            head: The name of the output layer, for learners that treat this layer separately.
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
-                thread. "auto" looks at the first tasks.
-            compile: Generate code for the meta-gradient of each shape of tasks, for minutes at the
-                first call: worth it for recurrent layers and attention in a long training. Numbers
-                that network and loss hold are its constants; global variables are not looked at.
-            flags: What the program's learner reads, by the names of its flags, as ``inner_lr``.
+                thread. "auto" decides by the first tasks.
+            compile: Generate code for each shape of tasks. The first call takes minutes, so this
+                pays in long trainings with recurrent layers or attention. Numbers in the network
+                and the loss become constants. Changes of global variables go unnoticed.
+            flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
-            UserError: for an argument that the learner does not read, or that has no such value.
+            UserError: for an argument that the learner does not read, or for a value not allowed.
         """
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
@@ -105,7 +104,7 @@ class MetaLearner(nn.Module):
 
     @classmethod
     def around(cls, learner: Learner, phase: int) -> MetaLearner:
-        """Return a meta-learner around a learner of the program, in a `Learner.phase`."""
+        """Return a meta-learner around a copy of a program's learner, in a `Learner.phase`."""
         self = cls.__new__(cls)
         nn.Module.__init__(self)
         self._begin(copy.copy(learner), phase)
@@ -123,11 +122,11 @@ class MetaLearner(nn.Module):
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
         self._loss = loss
-        # By the mode, as dropout is of one alone.
+        # One entry for each mode, because dropout draws only in training mode.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
         self._told_apart: dict[int, int] = {}
-        self.learner.batching = "tasks"  # unless the first tasks tell otherwise
+        self.learner.batching = "tasks"  # `_gradient` uses a copy with "vmap"
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
 
@@ -138,12 +137,12 @@ class MetaLearner(nn.Module):
 
         Args:
             tasks: ``(support_x, support_y, query_x, query_y)`` of tensors ``[B, E, …]``; or a list
-                of tasks, each such a tuple of ``[E, …]``, of sets of any sizes.
+                of such tuples of tensors ``[E, …]``, whose sets may have any sizes.
 
         Raises:
             UserError: for tasks of another form or dtype.
         """
-        if torch.compiler.is_compiling():  # torch cannot trace an inner loop; `compile` can
+        if torch.compiler.is_compiling():  # torch.compile cannot trace an inner loop
             return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks)
         return self._mean_loss(tasks)
 
@@ -182,7 +181,7 @@ class MetaLearner(nn.Module):
             call = self._compiling.of(own, self._loss, training=self.training)
         if found.batching == "tasks" or len(set(map(_shapes, tasks))) > 1:
             of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase, call)
-            # Control flow may draw in later tasks alone.
+            # Keep `draws`, because control flow may make only later tasks draw.
             self._found[self.training] = found._replace(draws=own.draws)
             return of_all
         batched = copy.copy(own)
@@ -195,15 +194,15 @@ class MetaLearner(nn.Module):
         except RuntimeError as error:
             if "in randomness error mode" not in str(error):
                 raise
-            # A rate of dropout was zero before.
+            # The network draws only now, for example because its dropout rate was zero before.
             self._found[self.training] = found._replace(draws=True, batching="tasks")
             return self._gradient(own, params, tasks, addresses)
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
-        """Yield a learner for each number of classes, where it needs to know, and its tasks."""
+        """Yield (learner, indices of its tasks), one for each number of classes if that matters."""
         if not tasks:
             return
-        # Mini-batches of all classes, which learners of the program train on, have no support set.
+        # The program's learners (without `_loss`) may get mini-batches, which have no support set.
         empty = [i for i, task in enumerate(tasks) if not task.support_x.shape[1]]
         if empty and self._loss is not None:
             raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
@@ -221,7 +220,7 @@ class MetaLearner(nn.Module):
             yield own, of_ways
 
     def _measuring(self, tasks: list[Task]) -> Learner:
-        """Return a learner that measures accuracy where integer targets are classes of outputs."""
+        """Return a learner that measures accuracy if the targets are classes of the outputs."""
         x, y = tasks[0].query_x[0], tasks[0].query_y[0]
         if y.is_floating_point() and self._of_classes:
             raise UserError(
@@ -234,7 +233,7 @@ class MetaLearner(nn.Module):
                 check_labels(f"task {i}: {part}", getattr(task, part), classes, self.learner.loss)
         parts = y.dim() - 1
         if self._loss is None or (classes and not parts):
-            return self.learner  # of the program: it knows its data
+            return self.learner  # its own metrics fit
         learner = copy.copy(self.learner)
         if classes:
             of_parts = functools.partial(
@@ -246,7 +245,7 @@ class MetaLearner(nn.Module):
         return learner
 
     def _classes(self, x: Tensor, y: Tensor) -> int:
-        """Return how many classes outputs for ``x [E, …]`` tell apart; 0: ``y`` are no classes."""
+        """Return the number of classes in outputs for ``x [E, …]``; 0: ``y`` are not classes."""
         if y.dim() not in self._told_apart:
             learner = self.learner
             with torch.no_grad(), kept(), switched(learner.network, training=False):
@@ -256,7 +255,7 @@ class MetaLearner(nn.Module):
         return self._told_apart[y.dim()]
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
-        """Return how tasks are computed, found out at the first call of a mode."""
+        """Return how to compute tasks. The first calls in each mode determine this."""
         known = self._found.get(self.training)
         alike = [t for t in tasks if _shapes(t) == _shapes(tasks[0])]
         tells = len(alike) >= TRIED and self.training not in self._told
@@ -286,10 +285,10 @@ class MetaLearner(nn.Module):
 
     @alone()
     def adapt(self, x: Tensor, y: Tensor, steps: int | None = None) -> FastModule:
-        """Return the module as it has adapted to a support set.
+        """Return the module after its adaptation to a support set.
 
-        Where gradients are enabled, its answers can be differentiated by the meta-parameters,
-        through all inner steps, for an outer loss of one's own.
+        If gradients are enabled, autograd can differentiate its answers by the meta-parameters,
+        through all inner steps. So you can use your own outer loss.
 
         Args:
             x: Examples ``[E, …]``.
@@ -314,8 +313,8 @@ class MetaLearner(nn.Module):
 
         ``steps`` are the inner steps; None: ``eval_inner_steps``.
 
-        Dropout is off, whatever the mode is. The names of what is normalised by the support set's
-        statistics begin with ``non_transductive_``.
+        Dropout is off in every mode. Names that begin with ``non_transductive_`` are of results
+        that are normalised by the support set's statistics.
         """
         given, training = as_tasks(tasks, self._dtype), self.training
         params = self.learner.meta_parameters()
@@ -333,20 +332,20 @@ class MetaLearner(nn.Module):
             self.train(training)
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    # While a thread calls the network, a task's tensors are in it: what others ask for waits.
+    # A call puts a task's tensors into the network. So these methods wait for calls to end.
 
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """As torch's."""
+        """Return what torch's method returns."""
         with alone_with(self.learner.network):
             return iter([*super().named_parameters(*given, **named)])
 
     def state_dict(self, *given: Any, **named: Any) -> Any:
-        """As torch's."""
+        """Return what torch's method returns."""
         with alone_with(self.learner.network):
             return super().state_dict(*given, **named)
 
     def train(self, mode: bool = True) -> MetaLearner:
-        """Switch between training and evaluation; batch norms stay as they were made."""
+        """Switch between training and evaluation. Batch norms keep the mode of their creation."""
         self.training = mode
         for module in self.learner.modules():
             if not isinstance(module, ExplicitNorm):
@@ -355,7 +354,7 @@ class MetaLearner(nn.Module):
 
 
 class _OuterLoss(torch.autograd.Function):
-    """The mean outer loss as a function of the meta-parameters; its gradient is taken at once."""
+    """The mean outer loss as a function of meta-parameters. Forward also computes the gradient."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""A trained learner, to adapt and to predict with: what evaluation does, on a user's own data."""
+"""A trained learner that adapts and predicts on a user's own data, as the evaluation does."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def load(
     """Load a trained model.
 
     Args:
-        path: A run directory (the model that it tests: the last, or with ``--test-model best``
-            that), or a checkpoint file inside one; or a record whose parameters are kept
-            (``launch/records/PRESET/seed-N``). No code that a file may hold is run
-            (``weights_only``).
-        iteration: Another checkpoint of the run directory; "best": the kept one that validated
-            best.
-        device: Where it computes: cpu, cuda, cuda:N, or auto, a GPU where there is one.
-        trust: Whether to import the components of a user's own (``module:attribute``) that the
-            run's config.yaml names: that runs their code. Without it such a run is refused.
+        path: A run directory, a checkpoint file in a run directory, or a record that keeps its
+            parameters (``launch/records/PRESET/seed-N``). A run directory gives the model that the
+            run tests: the last, or the best with ``--test-model best``. Loading runs no code from
+            the file (``weights_only``).
+        iteration: Another checkpoint of the run directory; "best": the kept checkpoint that
+            validated best.
+        device: cpu, cuda, cuda:N, or auto, which takes a GPU if there is one.
+        trust: Whether to import a user's own components (``module:attribute``) that the run's
+            config.yaml names. The import runs their code. Without trust such a run is refused.
 
-    A line on stderr says which of your own files (``--network module:Class``) have changed since.
+    A line on stderr names your own files (``--network module:Class``) that have changed since.
 
     Raises:
-        UserError: one line that names the file, if it is not there, is damaged, is of another
-            version, or names code without ``trust``; for a run that has nothing to adapt
-            (``--learner supervised``).
+        UserError: if the file is missing, is damaged, is of another version, or names code
+            without ``trust``. The one line names the file. Also for a run that does not adapt or
+            that acts (``--learner supervised``, ``reinforce``).
     """
     run_dir, file = find(Path(path), iteration)
     read = directory.read_config(run_dir, trust=trust)
@@ -83,7 +83,7 @@ def load(
 
 
 def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
-    """Return the run directory and the file that `load` is to take; None: a checkpoint of it."""
+    """Return the run directory and the file to `load`; None: a checkpoint of that directory."""
     path = path.expanduser()
     if path.is_dir():
         return path, None
@@ -100,10 +100,10 @@ class Model:
 
     Attributes:
         config: The configuration of its run.
-        iteration: After how many iterations of training it is.
-        image_shape: (C, H, W) of the images that it takes; None where it takes none.
-        ways: How many classes it tells apart; None for a regression. One whose learner has no
-            parameter of a class (`Learner.any_ways`) tells any number apart: this is its run's.
+        iteration: The number of training iterations after which this model was saved.
+        image_shape: (C, H, W) of the images that it takes; None if it takes no images.
+        ways: The run's number of classes; None for a regression. If the learner has no parameters
+            for a class (`Learner.any_ways`), the model takes any number of classes.
         meta_params: ``{name: […]}``.
     """
 
@@ -117,7 +117,7 @@ class Model:
         for name, parameter in learner.meta_parameters().items():
             parameter.data = self.meta_params[name]
         learner.hold_buffers(device)
-        # Switched once, not at each call: threads may share a model.
+        # Switched once, not at each call, because threads may share a model.
         self._module = MetaLearner.around(learner, learner.phase(iteration)).eval()
         self._device = device
         self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
@@ -130,7 +130,7 @@ class Model:
 
     @property
     def steps(self) -> int:
-        """Inner steps by default, as many as the run's evaluation takes."""
+        """The default number of inner steps, which is that of the run's evaluation."""
         return self.config.eval_inner_steps
 
     @alone()
@@ -140,13 +140,13 @@ class Model:
         """Adapt to a support set; the model itself does not change.
 
         Args:
-            support_x: n examples of any number a class: images as `maml.library.inputs.Images`
-                says, or floats ``[n, …]`` where the model takes no images.
+            support_x: n examples, any number for each class: images (`maml.library.inputs.Images`),
+                or numbers ``[n, …]`` if the model takes no images.
             support_y: n labels, any hashable values; numbers ``[n, …]`` for a regression.
             steps: Inner steps; None: as many as the run's evaluation takes.
 
         Raises:
-            UserError: in one line, for what does not fit: shape, type, range, number of classes.
+            UserError: for examples or labels of a wrong shape, type, range or number of classes.
         """
         steps = self.steps if steps is None else inputs.whole(steps, "steps")
         x = self.examples(support_x, "support_x")
@@ -165,22 +165,22 @@ class Model:
                 learner = copy.copy(self.learner)
                 learner.config = with_values(self.config, ways=len(classes))
         y = y.to(self._device)
-        # Adapting reads the support set alone; queries come with `AdaptedModel.predict`.
+        # Adapting reads only the support set. `AdaptedModel.predict` gets the queries later.
         with torch.no_grad(), switched(learner.network, training=False):
             fast = adapted(learner, self.meta_params, Task(x, y, x[:0], y[:0]), steps)
         return AdaptedModel(self, fast.eval(), classes)
 
     @cached_property
     def module(self) -> MetaLearner:
-        """The learner as a module of torch, to go on in a loop of one's own.
+        """The learner as a torch module, to train it further in your own loop.
 
-        Its parameters are the meta-parameters in the model's own memory: a step of any optimizer is
-        a step of the model. Called with tasks of `episodes` it returns their mean outer loss.
+        Its parameters share memory with the model's meta-parameters, so an optimizer's step changes
+        the model, too. A call with tasks of `episodes` returns their mean outer loss.
         """
         return self._module.train()
 
     def network_state(self) -> Params:
-        """Return `FastModule.network_state`, as adaptation begins with it."""
+        """Return `FastModule.network_state` before any adaptation."""
         return unadapted(self.learner, self.meta_params).network_state()
 
     @alone()
@@ -192,22 +192,22 @@ class Model:
 
     @alone()
     def episodes(self, split: str = "test", *, training: bool = False) -> Tasks:
-        """Return the tasks that the run is evaluated on, of the data set that it was trained on.
+        """Return tasks of the run's data set, with the ways and shots of the run's evaluation.
 
         Args:
             split: "train", "validation" or "test".
-            training: Tasks as the run learns from, for `module`: they may have other ways and
-                shots (``--train-ways``, ``--train-shots``).
+            training: Return tasks as the run's training uses them, for `module`. They may have
+                other ways and shots (``--train-ways``, ``--train-shots``).
 
         Raises:
-            UserError: for another split, or if the data is not where it was.
+            UserError: for another split, or if the data is no longer at its place.
         """
         if split not in ("train", "validation", "test"):
             raise UserError(f"split {split!r}: train, validation or test")
         return Tasks(self.learner.open_tasks(split, evaluation=not training))
 
     def examples(self, given: Any, what: str) -> Tensor:
-        """Return examples ``[n, …]`` as the network takes them; `UserError` for others."""
+        """Return examples ``[n, …]`` in the network's form. Raise `UserError` for a wrong form."""
         shape, contents = self.image_shape, self.learner.contents
         if shape is not None and contents.pixels and not contents.integers:
             x = inputs.images(given, shape, self.config.data, what)
@@ -220,9 +220,9 @@ class AdaptedModel:
     """A model after its inner steps on a support set.
 
     Attributes:
-        classes: What the labels were, in order of first appearance: class i of the predictions.
-            None for a regression.
-        module: The adapted network, for tensors ``[E, …]``: its outputs, features and parameters.
+        classes: The labels in order of first appearance. The i-th label is class i of the
+            predictions. None for a regression.
+        module: The adapted network. It gives outputs, features and parameters for ``[E, …]``.
     """
 
     def __init__(self, model: Model, module: FastModule, classes: list[Hashable] | None) -> None:
@@ -237,15 +237,15 @@ class AdaptedModel:
         Args:
             query_x: E examples, as in `Model.adapt`.
             batch_statistics: "support": a query's answer depends on no other query. "query": the
-                queries are normalised together, as in MAML's published numbers; ask for all at
-                once then. No matter for a network that normalises nothing.
+                queries are normalised together, as in MAML's published numbers, so give all queries
+                at once. Both give the same for a network that normalises nothing.
 
         Returns:
             Probabilities ``[E, N]`` of the `classes`, on the CPU; for a regression the outputs.
 
         Raises:
-            UserError: in one line, for what does not fit; for "support" with a network that answers
-                a query by the others whatever it is given.
+            UserError: for queries of a wrong form; for "support" with a network whose answer to a
+                query always depends on the other queries.
         """
         outputs = self.logits(query_x, batch_statistics)
         return outputs if self.classes is None else outputs.softmax(-1)
@@ -254,13 +254,13 @@ class AdaptedModel:
     def logits(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:
-        """Return the outputs ``[E, N]`` that `predict` makes probabilities of, on the CPU."""
+        """Return the outputs ``[E, N]`` on the CPU. `predict` turns them into probabilities."""
         model = self._model
         x = model.examples(query_x, "query_x")
         if batch_statistics == "support" and model.learner.mixes(x):
             raise UserError(
-                f'batch_statistics "support": --network {model.config.network} answers an example '
-                'by the others that are asked together with it; ask for "query"'
+                f'batch_statistics "support": --network {model.config.network}: an example\'s '
+                'answer depends on the other examples of its set; ask for "query"'
             )
         with torch.no_grad():
             return self.module(x, batch_statistics).cpu()

@@ -18,13 +18,13 @@ from maml.library import inputs
 from maml.library.alone import alone, in_words_of_the_library
 
 LENGTH = 2**24
-"""Tasks that a loader goes through: more than a training sees."""
+"""The number of tasks that a loader goes through. No training uses as many."""
 
 
 class Tasks(Dataset[Task]):
-    """An endless stream of tasks; a task is the same whenever, and on whatever machine, it is made.
+    """An endless stream of tasks. An id gives the same task at any time and on any machine.
 
-    To torch it is a data set of `LENGTH` tasks: ``torch.utils.data.DataLoader(tasks,
+    For torch it is a data set of `LENGTH` tasks: ``torch.utils.data.DataLoader(tasks,
     batch_size=8)`` yields ``tasks(range(8))``, ``tasks(range(8, 16))``, …, with any workers.
 
     Attributes:
@@ -50,10 +50,10 @@ class Tasks(Dataset[Task]):
 
     @alone()
     def tasks(self, ids: Iterable[int]) -> Task:
-        """Return the B tasks ``ids`` as one: a leading dimension B everywhere.
+        """Return the B tasks ``ids`` as one batch: every tensor has a leading dimension B.
 
         Raises:
-            UserError: for an id that is no whole number, at least 0.
+            UserError: for an id that is not a whole number of at least 0.
         """
         if not isinstance(ids, Iterable):
             raise UserError(f"ids {ids!r}: give a list of task ids")
@@ -78,18 +78,18 @@ def episodes(
     """Return the few-shot tasks of a split of a data set.
 
     Args:
-        data: What ``--data`` takes: "omniglot", "glyphs", …; or ``{class: images}``, uint8 arrays
+        data: A value of ``--data``, as "omniglot" or "glyphs"; or ``{class: images}``, uint8 arrays
             or tensors ``[n, H, W]`` or ``[n, H, W, 3]`` of one size; or a Taskset of learn2learn.
-        split: "train", "validation" or "test", of a named data set.
-        ways: Classes a task.
-        shots: Support examples a class.
-        queries: Query examples a class.
-        seed: Another seed has other tasks; 0 is the runs' default.
-        data_root: Where the data sets are; by default ``$MAML_DATA``, then ``~/.cache/maml``.
-        options: What else this data set takes: ``dtype``, ``omniglot_split``, ``image_size``, ….
+        split: "train", "validation" or "test"; only for a named data set.
+        ways: Classes per task.
+        shots: Support examples per class.
+        queries: Query examples per class.
+        seed: Another seed gives other tasks; 0 is the default of runs.
+        data_root: The folder of the data sets; by default ``$MAML_DATA``, then ``~/.cache/maml``.
+        options: Further options of this data set: ``dtype``, ``omniglot_split``, ``image_size``, ….
 
     Raises:
-        UserError: one line that names the option, or the file, that is not in order.
+        UserError: for a wrong option or file, in one line that names it.
     """
     named = isinstance(data, str)
     known: set[str] | None = {"dtype"}
@@ -101,7 +101,7 @@ def episodes(
         raise UserError("split: give train, validation or test")
     if not named and split is not None:
         raise UserError(
-            f"split {split!r}: data at hand has none; give the test's classes as data, too"
+            f"split {split!r}: only named data sets have splits; give that split's classes as data"
         )
     try:
         if isinstance(data, str):

@@ -1,19 +1,19 @@
-"""Meta-gradients that ask for where the inner loop ends alone, and not for the way there.
+"""Meta-gradients that need only the end of the inner loop, not the steps that lead there.
 
 `at_solution`: the loop looks for φ = argmin L_support(φ) + λ/2 ‖φ − θ‖² (iMAML, Rajeswaran et al.
 2019, arXiv:1909.04630, equation 3). There ∂φ/∂θ = (I + H/λ)⁻¹ with H = ∇²L_support(φ) (lemma 1), so
 that the meta-gradient g solves
 
-    (I + H/λ) g = ∇L_query(φ),
+    (I + H/λ) g = ∇L_query(φ).
 
-which a few steps of conjugate gradient do, task by task (algorithm 2): memory does not grow with
-the inner steps, and how φ was found does not matter.
+A few steps of conjugate gradient solve this equation for each task (algorithm 2). Memory does not
+grow with the inner steps, and the method that found φ does not matter.
 
 `displaced`: Reptile (Nichol et al. 2018, arXiv:1803.02999, algorithm 1) moves the start θ towards
-the end φ of a task's inner loop: as a step along the gradient θ − φ, which is that of ½ ‖θ − φ‖²
-with φ taken as a constant. Nothing is differentiated. Adam's second moment, where it begins as
-something, moves in the same way: from task to task of the released code; here to the mean over
-tasks, so that their order does not matter.
+the end φ of a task's inner loop. This is a step along θ − φ: the gradient of ½ ‖θ − φ‖² with φ as
+a constant. Nothing is differentiated. If Adam's second moment has a given start, the start moves in
+the same way: in the released code from task to task, here towards the mean over tasks, so that the
+order of the tasks does not matter.
 """
 
 import itertools
@@ -31,8 +31,8 @@ from maml.params import Params, sum_rows
 
 LEAST_CURVATURE = 0.5
 """Stop when the curvature falls below this share of (1 + δ): the inner loop has not converged. At a
-minimum H adds to (1 + δ). Where H takes more than half of it away, a division by next to nothing
-would make the gradient one of rounding."""
+minimum, H adds to (1 + δ). If H takes away more than half of (1 + δ), a division by almost zero
+would fill the gradient with rounding errors."""
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
     calls = itertools.count(1)
 
     def product(vector: Params) -> Params:
-        # One for each step; the last uses the point up.
+        # Called once for each step; the last call uses up the point.
         again = next(calls) < cg_steps
         curved = derivatives.hessian_vector(point, vector, total=False, again=again)
         return {
@@ -76,9 +76,9 @@ def conjugate_gradient(
     """Solve A x = b for each of B tasks by at most ``steps`` steps from zero.
 
     Conjugate gradient (Hestenes and Stiefel 1952, doi:10.6028/jres.049.044), for symmetric positive
-    definite A, given as its product with vectors ``{name: [B, …]}``. A task's steps end where its
-    residual is nothing but rounding, or where the curvature along the next direction p, pᵀAp / pᵀp,
-    is ``least`` or less; if p is b, x is ``otherwise`` times b. Without steps, x is b.
+    definite A. ``product`` returns A times vectors ``{name: [B, …]}``. A task stops if its residual
+    is only rounding errors, or if the curvature pᵀAp / pᵀp along its next direction p is at most
+    ``least``. A task without any step gets x = ``otherwise`` times b. With ``steps`` 0, x is b.
     """
     if not steps:
         return b
@@ -123,7 +123,7 @@ def _beside(per_task: Tensor, tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Return θ − φ, summed over B tasks; the query loss is what is reported."""
+    """Return θ − φ, summed over B tasks; the query loss is only reported."""
     at, state = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
     start = derivatives.enter(problem.params(problem.start, 0))
@@ -132,7 +132,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     if problem.second_moment is not None:
         of_moment = _moved(problem.second_moment, state.second, derivatives, len(query.losses))
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
-    # Learned rates have no such gradient: whoever asks for it is told of the mistake.
+    # Learned rates have no such gradient: `Tensors.pull_back` fails if it needs one.
     rates: list[Params] = [{} for _ in problem.rates or ()]
     gradients = Tensors(
         {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment
@@ -141,7 +141,7 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
 
 
 def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
-    """Return what B tasks have moved a second moment by, reversed, as `by_name`."""
+    """Return a second moment's start − end, summed over B tasks, in the form of `by_name`."""
     ends = derivatives.leave({name: sum_rows(tensor) for name, tensor in end.total.items()})
     for name in start.total.keys() & set(derivatives.absent):
         ends[name] = (n_tasks * end.kept) * start.total[name]  # its gradients are zero

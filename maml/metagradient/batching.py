@@ -1,8 +1,8 @@
-"""Whether ``torch.func.vmap`` computes what a loop over the tasks would.
+"""Check whether ``torch.func.vmap`` computes the same as a loop over the tasks.
 
-It need not: an embedding's padding counts for the first task alone, norms that are called by
-``torch.ops`` are wrong, and some operations cannot be batched at all (torch 2.15). So a loss that
-this project did not write is computed in both ways on some tasks before it is believed.
+It may not (torch 2.15): an embedding's padding affects only the first task, norms called by
+``torch.ops`` are wrong, and some operations cannot be batched at all. So a loss that this project
+did not write is computed in both ways on some tasks before vmap is trusted.
 """
 
 import warnings
@@ -21,7 +21,7 @@ from maml.params import Params, in_float64
 from maml.seeds import kept
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""By how much two ways of computing a gradient may differ by rounding."""
+"""Two results for a gradient agree if they differ by at most this share of its norm."""
 
 
 class NotRepeatedError(ValueError):
@@ -29,7 +29,7 @@ class NotRepeatedError(ValueError):
 
 
 class Found(NamedTuple):
-    """How tasks of a problem may be computed, and whether a loss draws: then by "tasks" alone."""
+    """How tasks of a problem may be computed, and whether a loss draws (then only by "tasks")."""
 
     batching: Batching
     draws: bool
@@ -44,11 +44,11 @@ def batching_of(
     checked: bool = False,
     heavy: bool = False,
 ) -> Found:
-    """Find out how tasks of a problem may be computed: "vmap" where that equals a loop over them.
+    """Find out how tasks of a problem may be computed: "vmap" if it equals a loop over the tasks.
 
-    Args are those of `meta_gradient`, of B tasks that differ: two or more tell more than one.
-    ``heavy``: one task is work enough; then the batch is not tried, whose memory grows with the
-    inner steps. Whatever the losses raise in a plain loop is raised.
+    Args are those of `meta_gradient`. Two or more different tasks tell more than one task.
+    ``heavy``: one task is enough work for a core. Then a batch is not tried, because its memory
+    grows with the inner steps. Errors of the losses in a plain loop are raised.
     """
 
     def by(batching: Batching, params: Params, tasks: Any) -> Tensor:
@@ -60,11 +60,11 @@ def batching_of(
         before = draws.state()
         given = meta_params, tasks
         try:
-            # Rounding says less there.
+            # Rounding errors are smaller in float64.
             given = pytree.tree_map(in_float64, given)
             loop = by("tasks", *given)
         except Exception:
-            # A loss may hold tensors of its own, of another dtype.
+            # A loss may hold tensors of another dtype, which do not combine with float64.
             given = meta_params, tasks
             loop = by("tasks", *given)
         draw = draws.state() != before
@@ -78,7 +78,7 @@ def batching_of(
         if draw or heavy:
             return Found("tasks", draws=draw)
         try:
-            # They are about the speed of what may not be chosen.
+            # The warnings are about vmap's speed, but vmap may not be chosen.
             with warnings.catch_warnings(action="ignore"):
                 batched = by("vmap", *given)
         except Exception:
@@ -87,7 +87,7 @@ def batching_of(
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Say whether two results are equal but for rounding."""
+    """Return whether two results are equal up to rounding."""
     if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
         return False
     a, b = (part.nan_to_num(0.0, 0.0, 0.0) for part in (a, b))

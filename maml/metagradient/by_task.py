@@ -1,4 +1,4 @@
-"""How B tasks are differentiated, and whether as a batch or one by one."""
+"""How B tasks are differentiated, as a batch or one by one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
@@ -13,12 +13,12 @@ Way: TypeAlias = Literal["auto", "reverse", "mixed"]
 
 
 def n_tasks_of(tasks: Any) -> int:
-    """Return B of B tasks."""
+    """Return B, the number of tasks."""
     return len(pytree.tree_leaves(tasks)[0])
 
 
 def each_task(function: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
-    """Return a function of one task as one of B tasks: what it takes and returns is ``[B, …]``."""
+    """Turn a function of one task into one of B tasks: arguments and results are ``[B, …]``."""
     if batching == "vmap":
         return torch.func.vmap(function)
 
@@ -38,7 +38,7 @@ def unstacked(tasks: Any) -> Iterator[Any]:
 
 
 def one_by_one(tasks: Any) -> Iterator[Any]:
-    """Yield each of B tasks as a batch of one: all tensors ``[1, …]``, as those of a list are."""
+    """Yield each of B tasks as a batch of one, ``[1, …]``; a list contains such batches already."""
     if isinstance(tasks, list):
         yield from tasks
         return

@@ -1,9 +1,9 @@
-"""The one place that differentiates an inner problem, whichever way.
+"""The one place that differentiates an inner problem, in any way.
 
-Every way gives the same number: reverse mode through the loop, back through it step by step, with
-all tasks at once or one after the other, and, for a problem that asks for it, the implicit gradient
-at its solution. Compiled kernels are a part of the network (`maml.networks.stack`); only for its
-plain cross-entropy they compute head and loss as well (`maml.metagradient.native`).
+The ways are reverse mode through the loop, or back through it step by step. Both give the same
+number, with all tasks at once or one after the other. A problem may also request the implicit
+gradient at its solution. Compiled kernels are a part of the network (`maml.networks.stack`). Only
+for plain cross-entropy, they also compute head and loss (`maml.metagradient.native`).
 """
 
 from collections.abc import Callable, Mapping
@@ -34,9 +34,9 @@ class OuterGradient(NamedTuple):
     Attributes:
         gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
         losses: ``[B]``.
-        outputs: ``[B, …]``, or a nest of such: the query loss's outputs after the last step.
-        metrics: ``{name: [B]}``, what a learner measures of them.
-        end: Where the loop of the one task ends, if `Problem.lives_on`.
+        outputs: ``[B, …]``, or a nest of tensors: the query loss's outputs after the last step.
+        metrics: ``{name: [B]}``, a learner's metrics of the outputs.
+        end: The end of the single task's loop, if `Problem.lives_on`.
     """
 
     gradients: Params
@@ -47,7 +47,7 @@ class OuterGradient(NamedTuple):
 
 
 def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
-    """Return what of B tasks has adapted after the inner loop, ``{name: [B, …]}``."""
+    """Return the adapted parameters of B tasks after the inner loop, ``{name: [B, …]}``."""
     derivatives = native(problem)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
@@ -62,10 +62,10 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
 
 
 def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
-    """Return what is computed of each task, a batch of one; losses draw by the task's address.
+    """Return ``compute(task)`` of each task, a batch of one; losses draw by the task's address.
 
-    Where nobody said it, the global generator of torch says where the addresses begin: two calls
-    draw otherwise, and ``torch.manual_seed`` repeats them.
+    If the caller set no address, torch's global generator gives the addresses a seed. So two calls
+    draw different numbers, and ``torch.manual_seed`` repeats them.
     """
     if draws.HERE.address is not None:
         return [compute(task) for task in one_by_one(tasks)]
@@ -89,22 +89,20 @@ def differentiate(
         problem: The problem.
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors with that leading
             dimension.
-        way: How; no result depends on it beyond rounding.
-        batching: How tasks are computed where no kernels serve. By "tasks" all ways go back step by
-            step.
+        way: How to differentiate; results differ only by rounding.
+        batching: How to compute tasks that `native` does not cover. With "tasks", all ways go back
+            step by step.
     """
     choices_of = {way: get_args(Way), batching: get_args(Batching)}
     for value, choices in choices_of.items():
         if value not in choices:
             raise ValueError(f"{value!r}: one of {', '.join(choices)}")
     if problem.second_moment is not None and not (problem.displacement and problem.steps):
-        raise ValueError(
-            "second_moment: only a displacement, of a step or more, says where it moves"
-        )
+        raise ValueError("second_moment: needs displacement=True and at least one step")
     if problem.is_part and n_tasks_of(tasks) != 1:
         raise ValueError("lives_on, optimizer_state: give one task, with a leading dimension of 1")
     if way == "auto" and any(tensor.device.type != "cpu" for tensor in problem.start.values()):
-        # Not measured here: MixFlow-MG (arXiv:2505.00793) finds it ahead of reverse mode on a GPU.
+        # Not measured here: in MixFlow-MG (arXiv:2505.00793), mixed beats reverse mode on a GPU.
         way = "mixed"
     if not problem.is_part and (way != "reverse" or problem.implicit is not None):
         derivatives = native(problem, heads=way == "mixed")
@@ -121,7 +119,7 @@ def differentiate(
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
-    """Differentiate by the derivatives of the losses alone: memory does not grow with the steps."""
+    """Differentiate by the losses' derivatives, without a graph through the whole inner loop."""
     if problem.implicit is not None:
         return at_end.at_solution(problem, tasks, derivatives)
     if problem.displacement:
@@ -130,7 +128,7 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 
 
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:
-    """Differentiate one task after the other, and add up in their order."""
+    """Differentiate one task after the other, and sum the gradients in the order of the tasks."""
     derivatives = FunctionDerivatives(problem, alone=True)
     found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     of_each = [each.gradients for each in found]
@@ -152,7 +150,7 @@ def meta_gradient(
 ) -> OuterGradient:
     """Differentiate the outer loss of B tasks by meta-parameters: see `maml.meta_gradient`.
 
-    ``checked``: whether the losses are known to read the parameters that they should.
+    ``checked``: `checked_way` has already checked which parameters the losses read.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
     problem = state(leaves)

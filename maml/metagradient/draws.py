@@ -1,8 +1,8 @@
-"""Random draws in a loss have an address: the same bits whoever computes it, and when.
+"""Random draws in a loss have an address: every process draws the same bits at any time.
 
-What a network's ``forward`` draws from the global generators of torch, numpy and Python, as dropout
-does, follows (seed, split, task, support or query, inner step). So a step that is computed again on
-the way back draws the same, and so does another process, or a run that goes on.
+A network's ``forward`` may draw from the global generators of torch, numpy and Python, as dropout
+does. The address (seed, split, task, support or query, inner step) determines these draws. So they
+are the same in another process, in a resumed run, and in a step recomputed on the way back.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from maml.seeds import begin, seed_of
 
 
 class Address(NamedTuple):
-    """Where a task's draws come from."""
+    """What determines a task's draws; `at` adds support or query, and the inner step."""
 
     seed: int
     split: str
@@ -26,7 +26,7 @@ class Address(NamedTuple):
 
 
 NONE = Address(0, "", -1)
-"""Of losses that are known not to draw."""
+"""The address of losses that are known not to draw."""
 
 
 class _Here(threading.local):
@@ -34,12 +34,12 @@ class _Here(threading.local):
 
 
 HERE = _Here()
-"""The address of the task that this thread computes; None where nobody said it."""
+"""The address of the task that this thread computes; None if not set."""
 
 
 @contextlib.contextmanager
 def of_task(address: Address) -> Iterator[None]:
-    """Let the losses that this thread calls inside draw by a task's address."""
+    """Within this context, let this thread's losses draw by a task's address."""
     before, HERE.address = HERE.address, address
     try:
         yield
@@ -49,21 +49,19 @@ def of_task(address: Address) -> Iterator[None]:
 
 @contextlib.contextmanager
 def at(part: str, step: int) -> Iterator[None]:
-    """Let what is drawn inside follow the address of this thread's task at an inner step.
+    """Within this context, draw by the address of this thread's task at an inner step.
 
-    The global generators are one for all threads, so one thread computes all tasks. They stay as
-    they are left: `maml.seeds.kept` is to be around all tasks of a call.
+    All threads share the global generators, so one thread computes all tasks. This context does
+    not restore the generators: put `maml.seeds.kept` around all tasks of a call.
     """
     address = HERE.address
-    if address is None or address is NONE:
-        yield
-        return
-    begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
+    if address is not None and address is not NONE:
+        begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
     yield
 
 
 def state() -> int:
-    """Return a number that changes when anybody draws from a global generator."""
+    """Return a number that changes with every draw from a global generator."""
     _, words, place, *_ = np.random.get_state()
     of_numpy = np.asarray(words).tobytes(), place
     of_torch = [torch.get_rng_state()]

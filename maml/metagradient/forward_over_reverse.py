@@ -1,15 +1,15 @@
 """The meta-gradient of an inner loop, forward over reverse.
 
-Reverse mode through the inner loop keeps the graphs of all steps. Here the loop's trajectory of
-weights is kept, and the outer loss's gradient is pulled back through one step after another,
+Reverse mode through the inner loop keeps the graphs of all steps. This module keeps only the loop's
+trajectory of weights, and pulls the outer loss's gradient back through one step after another:
 
-    v ← (∂φ'/∂φ)ᵀ v + H (∂φ'/∂g)ᵀ v,        φ' = optimizer(φ, g),  g = ∇_φ L_support,
+    v ← (∂φ'/∂φ)ᵀ v + H (∂φ'/∂g)ᵀ v,        φ' = optimizer(φ, g),  g = ∇_φ L_support.
 
-where the product with H, the derivative of the support loss's gradient by *all* parameters along a
-direction in φ, is a forward derivative (MixFlow-MG, arXiv:2505.00793). It is the same number: only
-the order of the products differs. v is the cotangent of all parameters: of φ, of what stands still
-(whose rows of v only grow), and of a step's own parameters, whose rows are taken out where that
-step began.
+H differentiates the support loss's gradient by *all* parameters. Its product with a direction in φ
+is a forward derivative (MixFlow-MG, arXiv:2505.00793). The result is the same number as in reverse
+mode: only the order of the products differs. v is the cotangent of all parameters: of φ, of fixed
+parameters, and of a step's own parameters. The rows of fixed parameters only accumulate. The rows
+of a step's own parameters are taken out at the beginning of that step.
 """
 
 from math import comb
@@ -24,12 +24,12 @@ from maml.metagradient.rules import Moment, Rule, make_rule
 from maml.params import Params, sum_rows
 
 REMEMBERED_STEPS = 8
-"""Up to here each step's activations are kept for its way back; beyond, or where
-`Problem.snapshots` says how many states are, they are computed once more."""
+"""A loop of at most this many steps keeps each step's activations for the way back. A longer loop,
+or a problem with ``snapshots``, computes them again."""
 
 
 class _Transformed:
-    """What `Problem.transform` makes of gradients: ``gradients``, in the same coordinates."""
+    """Gradients after `Problem.transform`: ``gradients``, in the derivatives' coordinates."""
 
     def __init__(self, problem: Problem, derivatives: Derivatives, gradients: Params) -> None:
         assert problem.transform is not None
@@ -48,7 +48,7 @@ class _Transformed:
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
     def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:
-        """Pull ``scale`` times v back to the gradients, and to the tensors, summed over tasks."""
+        """Pull ``scale`` times v back to the gradients, and to the tensors (summed over tasks)."""
         names = tuple(self._before)
         inputs = [*self._before.values(), *self._tensors.values()]
         found = torch.autograd.grad(
@@ -63,7 +63,7 @@ class _Transformed:
 
 
 class _Taken(NamedTuple):
-    """What was computed at a step: the point of its gradient, what that became, the rule."""
+    """Results of a step: the point of its gradient, the transformed gradient, and the rule."""
 
     names: tuple[str, ...]
     point: Any
@@ -72,7 +72,7 @@ class _Taken(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What the way back needs of a step: where it began, and what was computed, if remembered."""
+    """A step for the way back: the state at its beginning, and its results if remembered."""
 
     at: Params
     state: Any
@@ -123,7 +123,7 @@ class _Loop:
         self.pulled_to_start: Params = {}
 
     def _own_rates(self, step: int) -> Params | None:
-        """Return a step's rates in the derivatives' coordinates; None: the updates as they are."""
+        """Return a step's rates in the derivatives' coordinates; None: do not scale the updates."""
         problem = self.problem
         if problem.rates is not None:
             return self._of_start(problem.rates[step])
@@ -132,7 +132,7 @@ class _Loop:
         return self._of_start({name: torch.ones_like(t) for name, t in problem.start.items()})
 
     def _of_start(self, values: Params) -> Params:
-        """Return values of the start in the derivatives' coordinates; what stands still has 0."""
+        """Return values of the start in the derivatives' coordinates; fixed parameters get 0."""
         if not self.derivatives.whole:
             return values
         params = self.problem.params(self.problem.start, 0)
@@ -160,7 +160,7 @@ class _Loop:
         return _Taken(tuple(gradients), support.point, transformed, rule)
 
     def forward(self) -> tuple[Params, Any]:
-        """Take all steps; return all parameters at their end, and the optimizer's state."""
+        """Take all steps; return all parameters after them, and the optimizer's state."""
         return self._advance(0, self.start, self.problem.optimizer_state, self.problem.steps)
 
     def _advance(self, first: int, at: Params, state: Any, end: int) -> tuple[Params, Any]:
@@ -168,8 +168,8 @@ class _Loop:
         keep = set(range(first, end)) if self.differentiated else set()
         if keep and self.problem.snapshots is not None:
             room = self.problem.snapshots - len(self.kept.keys() - {0})
-            # On the way back the state at ``end`` is visited next; at first the last one, which is
-            # then at hand.
+            # On the way back, the state at ``end`` is visited next. In the first pass, the last
+            # state is visited next, and it costs nothing to keep: it is at hand.
             asked, at_hand = (end + 1, set[int]()) if self.kept else (end - 1, {end - 1})
             keep = _kept_between(first, asked, room) | at_hand
         for step in range(first, end):
@@ -184,7 +184,7 @@ class _Loop:
         return at, state
 
     def _began(self, step: int) -> _Step:
-        """Return a step of the way back, the last one that was not asked for yet."""
+        """Return ``step``, the last step that the way back has not visited yet."""
         nearest = max(self.kept)
         if nearest == step:
             return self.kept.pop(step)
@@ -194,7 +194,7 @@ class _Loop:
         return _Step(at, state, None)
 
     def differentiate(self) -> Outer:
-        """Take all steps, and come back."""
+        """Take all steps, then go back through them."""
         problem, last = self.problem, self.problem.last_step
         at, state = self.forward()
         end = End({n: at[n][0] for n in problem.start}, state) if problem.lives_on else None
@@ -227,7 +227,7 @@ class _Loop:
         return Outer(gradients, self.losses, outputs, end)
 
     def _back(self, step: int) -> None:
-        """Go back by a step, the last one that is left."""
+        """Go back through ``step``, the last step that is left."""
         problem = self.problem
         began = self._began(step)
         taken = began.taken or self._take(step, began.at, began.state, self.second)
@@ -242,8 +242,8 @@ class _Loop:
         self.v, self.v_state = self.v | moved.weights, moved.state
         if problem.rates is not None:
             self.of_rates.insert(0, self._of_rates(step, moved.rates))
-        del began, taken, moving, moved  # the optimizer's state is large, and so is what comes now
-        # At the first step the tasks meet, at what they share: only their sum is asked.
+        del began, taken, moving, moved  # the optimizer's state and the next tensors are large
+        # All tasks share the start of the first step: only the sum over tasks is needed.
         first = step == 0
         if first:
             self.v = {name: sum_rows(tensor) for name, tensor in self.v.items()}
@@ -267,7 +267,7 @@ class _Loop:
             self.losses = self.losses + weight * early.losses
 
     def _of_rates(self, step: int, gradients: Params | None) -> Params:
-        """Return the gradient of a step's rates, each of its own shape, if they are learned."""
+        """Return the gradient of a step's rates in the rates' shapes; empty if none is learned."""
         assert self.problem.rates is not None
         if gradients is None:
             return {}
@@ -276,7 +276,7 @@ class _Loop:
         return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}
 
     def _take_out(self, step: int, *, summed: bool) -> Params:
-        """Return Σ over tasks of a step's own parameters' rows of v, and leave zeros there."""
+        """Return Σ over tasks of v's rows of `step_params`; zero these rows unless ``summed``."""
         of_step, total = self.problem.step_params[step], self.v
         if not summed:
             total = {name: sum_rows(tensor) for name, tensor in self.v.items()}
@@ -287,16 +287,16 @@ class _Loop:
 
 
 def _kept_between(first: int, end: int, room: int) -> set[int]:
-    """Return which of the states ``first``, at hand, … ``end - 1`` are kept, in so much ``room``.
+    """Return which of the states ``first`` … ``end - 1`` to keep: ``first``, at most ``room`` more.
 
-    States are visited from the last one to the first. One that is not kept is computed again from
-    an earlier one, and others are kept on that way: as few steps are taken twice as can be
-    (Griewank and Walther 2000, doi:10.1145/347837.347846, revolve).
+    States are visited from the last to the first. A state that is not kept is computed again from
+    an earlier state, and other states are kept on that way. This choice takes as few steps twice
+    as possible (Griewank and Walther 2000, doi:10.1145/347837.347846, revolve).
     """
     kept = {first}
     while room > 0 and end - first > 1:
         n, times = end - first, 0
-        while comb(room + 1 + times, times) < n:  # as far as steps that are taken so often lead
+        while comb(room + 1 + times, times) < n:  # states in reach with so many repetitions
             times += 1
         first += min(comb(room + times, times - 1), n - comb(room + times - 1, times - 1))
         kept.add(first)

@@ -1,11 +1,11 @@
-"""`Derivatives` of any losses: all tasks at once by ``torch.func.vmap``, or a task alone.
+"""`Derivatives` of any losses: all tasks at once by ``torch.func.vmap``, or one task at a time.
 
-Each task has weights of its own, even where they begin as the same: so the gradient of the sum of
-all losses is that of each. The product with the Hessian is a second backward pass through the graph
-of the gradient, not a forward one: what an author keeps out of the graph, by ``torch.no_grad`` or
-``.data``, forward mode would differentiate all the same. Of a task alone, what a loss does is what
-is differentiated: control flow, recurrent layers and custom functions mean what they mean in a loop
-of one's own, as nothing is batched or transformed.
+Each task has its own weights, even where all begin with the same numbers. So the gradient of the
+sum of all losses consists of each task's gradient. The product with the Hessian is a second
+backward pass through the graph of the gradient, not a forward derivative: forward mode would
+differentiate even what an author keeps out of the graph by ``torch.no_grad`` or ``.data``. With one
+task at a time, nothing is batched or transformed. So control flow, recurrent layers and custom
+functions behave as in a plain loop.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from maml.params import Params, sum_rows
 
 
 class FunctionDerivatives(Derivatives):
-    """See `maml.kernels.derivatives.Derivatives`: its coordinates are the problem's own names."""
+    """See `maml.kernels.derivatives.Derivatives`; the coordinates are the problem's own names."""
 
     def __init__(self, problem: Problem, *, alone: bool = False) -> None:
-        """``alone``: each call is of a batch of one task, whose losses may draw."""
+        """``alone``: each call gets a batch of one task, and the losses may draw."""
         self._losses = {"support": problem.support, "query": problem.query}
         self._moving = tuple(problem.start)
         self.alone = alone
@@ -42,7 +42,7 @@ class FunctionDerivatives(Derivatives):
         total = losses if self.alone else losses.sum()
         found = _grad([total], [leaves[name] for name in names], create_graph=again)
         gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
-        # Where they are in the graph, which goes on without their numbers.
+        # Gradient edges keep the graph alive, but not the numbers of the gradients.
         edge = torch.autograd.graph.get_gradient_edge
         point = (leaves, names, [g if g.is_leaf else edge(g) for g in found]) if again else None
         outputs = pytree.tree_map(self._batch, outputs)
@@ -78,9 +78,9 @@ def _grad(
     along: Sequence[Tensor | None] | None = None,
     **options: bool,
 ) -> tuple[Tensor, ...]:
-    """Return the gradient by each input; zero by one that the outputs do not depend on."""
+    """Return the gradient by each input; zero if the outputs do not depend on the input."""
     along = along or [None] * len(outputs)
-    # What is a constant has no graph, and adds nothing.
+    # A constant output has no graph, and adds nothing to the gradient.
     graph = [
         (o, v)
         for o, v in zip(outputs, along, strict=True)

@@ -1,8 +1,8 @@
 """The compiled derivatives of losses that are the plain cross-entropy of a `Conv4`.
 
-Whatever a `Conv4` is part of meets compiled kernels (`maml.networks.stack`). Of this one loss the
-head is compiled, too, and a step is one call, for which the losses must be known: the one place
-where they are told by what they are.
+A `Conv4` uses compiled kernels in every model (`maml.networks.stack`). For this one loss, the head
+is compiled, too, and a step is one call. Only known losses allow this, so this module inspects the
+losses.
 
 Shape legend: B tasks, E examples, N ways, P weights.
 """
@@ -26,13 +26,13 @@ from maml.networks.ordinary import tensors
 from maml.params import Params
 
 ALL = "all weights"
-"""The one tensor of its coordinates: ``[B, P]``, the kernels' weights of a task end to end."""
+"""The only tensor of these coordinates: ``[B, P]``, each task's kernel weights end to end."""
 
 
 def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None:
-    """Return the compiled derivatives of a problem's losses; None: they are others.
+    """Return the compiled derivatives of a problem's losses, or None for losses of another kind.
 
-    ``heads``: also where the output layer alone moves, and features would do.
+    ``heads``: also where only the output layer moves, although its features could be cached.
     """
     query = problem.query
     adapts = problem.steps or problem.implicit is not None
@@ -95,7 +95,7 @@ class NativeDerivatives(Derivatives):
         return {ALL: torch.cat([_turned(params[name]).flatten() for name in self._names])}
 
     def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`; also of B tasks, and then ``{name: [B, …]}``."""
+        """See `Derivatives.leave`; for gradients of B tasks, return ``{name: [B, …]}``."""
         flat = gradients[ALL]
         parts = flat.split([size.numel() for size in self._sizes], -1)
         found = {
@@ -108,7 +108,7 @@ class NativeDerivatives(Derivatives):
 
     def put(self, at: Params, params: Params) -> Params:
         """See `Derivatives.put`."""
-        # A copy: what tasks share has no memory of its own for each.
+        # A copy, because tasks may share the memory (stride 0).
         changed = at[ALL].contiguous() if at[ALL].stride(0) == 0 else at[ALL].clone()
         for name, part in zip(self._names, self._passes.parts(changed), strict=True):
             if name in params:
@@ -116,7 +116,7 @@ class NativeDerivatives(Derivatives):
         return {ALL: changed}
 
     def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
-        """See `Derivatives.gradient`; tasks are classification's."""
+        """See `Derivatives.gradient`; the tasks are classification tasks."""
         x, y = part_of(tasks, part)
         if part == "support" and self._batches is not None:
             places = self._batches.places(step, y.shape[1])
@@ -135,12 +135,12 @@ class NativeDerivatives(Derivatives):
 
 
 def _turned(weight: Tensor) -> Tensor:
-    """Return a convolution's weight ``[F, C, 3, 3]`` as the kernels have it, another as it is."""
+    """Return a convolution's weight ``[F, C, 3, 3]`` in the kernels' order, others unchanged."""
     return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
 
 
 def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
-    """Return the inverse of `_turned` of flat parts ``[…, numbers]``."""
+    """Undo `_turned` for flat parts ``[…, numbers]``."""
     if len(size) < 4:
         return part.unflatten(-1, size)
     f, channels, *kernel = size

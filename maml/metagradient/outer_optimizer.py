@@ -13,7 +13,7 @@ from maml.errors import UserError
 from maml.params import ParamLayout, Params
 
 _REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buffer"}}
-"""What an optimizer's state holds, once it has stepped."""
+"""The names in each optimizer's state after its first step."""
 
 
 class NotFiniteError(ArithmeticError):
@@ -24,21 +24,19 @@ class OuterOptimizer:
     """Steps meta-parameters along the mean over tasks of their gradient.
 
     Adam as in the released code of MAML (arXiv:1703.03400), or SGD with momentum. Both work
-    element by element: all meta-parameters are one flat tensor to them, and a step is a few
-    operations, while every other process waits. ``--weight-decay`` shrinks the network's weights
-    before each step, apart from the gradient (arXiv:1711.05101, algorithm 2, line 12).
+    element by element, so all meta-parameters are one flat tensor. Every other process waits for a
+    step, and on one tensor it is a few operations. ``--weight-decay`` shrinks the network's weights
+    before each step, separately from the gradient (arXiv:1711.05101, algorithm 2, line 12).
 
     Attributes:
-        params: The meta-parameters by name, views of that tensor: a step changes them, and writing
+        params: The meta-parameters by name, views of the flat tensor. A step changes them; writing
             to them in place sets them.
-        peak: The largest magnitude of an element of the latest gradient, clipped.
     """
 
-    peak = 0.0
     _latest: torch.Tensor | None = None
 
     def __init__(self, config: Config, meta_params: Params, frozen: Collection[str] = ()) -> None:
-        """Begin at a copy of ``meta_params``, of one dtype and device; ``frozen`` ones stay."""
+        """Begin with a copy of ``meta_params`` (one dtype, one device); never change ``frozen``."""
         self._clip = config.grad_clip
         self._config = config
         self._layout = ParamLayout(meta_params)
@@ -50,12 +48,12 @@ class OuterOptimizer:
             raise UserError("all parameters are frozen (--freeze): nothing is left that learns")
         still = set(meta_params).difference(learning)
         self._frozen = self._mask(still).bool() if still else None
-        # Learned inner rates and the like are no weights: zero is not where they belong.
+        # Only network weights decay: learned inner rates, for example, should not shrink to zero.
         weights = [name for name in learning if name.startswith("network.")]
         self._decays = self._mask(weights) * config.weight_decay if config.weight_decay else None
 
     def _mask(self, names: Collection[str]) -> torch.Tensor:
-        """Return ``[P]``: one for an element of what is named, and zero for others."""
+        """Return ``[P]``: one for elements of the named parameters, zero for all others."""
         return self._layout.params(
             {n: torch.full_like(tensor, float(n in names)) for n, tensor in self.params.items()}
         )
@@ -63,18 +61,18 @@ class OuterOptimizer:
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped.
 
-        ``iteration``: steps that were taken before, on which the rate may depend.
+        ``iteration``: the number of steps before; the learning rate may depend on it.
 
         Raises:
-            NotFiniteError: if an element of the gradient is not finite; or, clipped, so large that
-                its square is not: Adam's second moment would be infinite for ever, and that weight
-                never move again. Parameters and state are as they were.
+            NotFiniteError: if an element of the gradient, or the square of a clipped element, is
+                not finite: Adam's second moment would stay infinite, and that weight would never
+                move again. Parameters and state are unchanged.
         """
         gradient = self._layout.params(gradients).div_(n_tasks)
         if self._frozen is not None:
             gradient.masked_fill_(self._frozen, 0.0)
-        # The largest magnitude, not a sum of squares: it is the same bits on every machine, so that
-        # all processes that take the same step decide the same. NaN if an element is.
+        # The largest magnitude, not a sum of squares: it has the same bits on every machine, so
+        # all processes that take this step make the same decision. NaN if an element is NaN.
         peak = float(torch.stack(torch.aminmax(gradient)).abs().max())
         if not math.isfinite(peak):
             raise NotFiniteError("the gradient is not finite")
@@ -82,20 +80,19 @@ class OuterOptimizer:
             gradient.clamp_(-self._clip, self._clip)
             peak = min(peak, self._clip)
         if self._config.grad_clip_norm is not None:
-            # In float64: of processes with other numbers of threads, all decide the same.
+            # In float64, so that processes with different numbers of threads decide the same.
             norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
             by = min(1.0, self._config.grad_clip_norm / (norm + 1e-6))  # as torch's clip_grad_norm_
             gradient.mul_(by)
             peak *= by
         if peak**2 > torch.finfo(gradient.dtype).max:
             raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
-        self.peak = peak
         self._latest = gradient
         self._update(gradient, rate_at(self._config, iteration))
 
     def _update(self, gradient: torch.Tensor, rate: float) -> None:
-        # PyTorch's functions in place of its classes, which import its compiler: two seconds of
-        # every process's start.
+        # PyTorch's functions, not its classes: the classes import its compiler, which takes two
+        # seconds at every process's start.
         state, flat = self._state, self._flat
         if self._decays is not None:
             flat.mul_(1 - rate * self._decays)
@@ -119,22 +116,22 @@ class OuterOptimizer:
 
     @property
     def norm(self) -> float:
-        """The Euclidean norm of the latest gradient, clipped; 0 before any."""
+        """The Euclidean norm of the latest gradient, after clipping; 0 before the first step."""
         return 0.0 if self._latest is None else float(self._latest.norm())
 
     def is_finite(self) -> bool:
-        """Whether the parameters are finite, and what the optimizer remembers of gradients."""
+        """Return whether the parameters and the optimizer's state are finite."""
         return all(bool(tensor.isfinite().all()) for tensor in (self._flat, *self._state.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return its state, for a checkpoint: ``{"state": {0: {name: tensor}}}``, as PyTorch's."""
+        """Return the state to checkpoint, in PyTorch's form: ``{"state": {0: {name: tensor}}}``."""
         return {"state": {0: dict(self._state)} if self._state else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, copied; one of PyTorch's own optimizers serves as well.
+        """Continue from a copy of ``state``; the state of a PyTorch optimizer works, too.
 
         Raises:
-            ValueError: if it is not of one tensor as large as all parameters, or of another rule.
+            ValueError: if it is not for one tensor of all parameters, or from another optimizer.
         """
         kept = {n: t for n, t in state["state"].get(0, {}).items() if t is not None}
         known = _REMEMBERED[self._config.meta_optimizer]
@@ -147,12 +144,12 @@ class OuterOptimizer:
 
 
 def rate_at(config: Config, iteration: int) -> float:
-    """Return the outer loop's learning rate for the step after ``iteration`` others.
+    """Return the outer loop's learning rate for the step after ``iteration`` other steps.
 
     ``--meta-schedule``: linear as in Reptile (arXiv:1803.02999, section 6.1); cosine annealing
-    (arXiv:1608.03983, equation 5), which MAML++ has in steps of an epoch and this in steps of one;
-    halving as Prototypical Networks (arXiv:1703.05175, section 3.1), or with another factor
-    (``--meta-decay``) as CAVIA's released code.
+    (arXiv:1608.03983, equation 5), here at each step, in MAML++ at each epoch; halving as in
+    Prototypical Networks (arXiv:1703.05175, section 3.1), or with another factor
+    (``--meta-decay``) as in CAVIA's released code.
     """
     done = min(iteration / max(config.iterations, 1), 1.0)
     if config.meta_schedule == "halving":

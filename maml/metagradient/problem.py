@@ -1,12 +1,12 @@
-"""The inner problem as a value: all that a learner states for one task, and all of it counts.
+"""The inner problem as a value: everything that a learner states for one task.
 
-A task's parameters are φ, which begin at ``start`` and adapt, and others that stand still. With
-rates r of each step t, the inner loop is
+A task has parameters φ, which begin at ``start`` and adapt, and fixed parameters. With rates r_t
+for each step t, the inner loop is
 
     φ ← φ + r_t ∘ optimizer's update(∇_φ [L_support(φ, …, t) + λ/2 ‖φ − start‖²])
 
 and the outer loss is Σ_t w_t L_query(φ after step t, …). `maml.metagradient.differentiate` takes
-its gradient by every tensor of the problem.
+the outer loss's gradient by every tensor of the problem.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Loss(Protocol):
     """A loss of one task; pure, and made of operations that ``torch.func`` can batch."""
 
     def __call__(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss, a scalar, and outputs ``[…]`` to compute metrics of.
+        """Return the loss, a scalar, and outputs ``[…]`` to compute metrics from.
 
         Args:
-            params: Every parameter of the problem as it is at that moment: ``start``'s names with
-                their adapted values, ``fixed`` and this step's ``step_params``.
+            params: Every parameter of the problem at this step: the adapted values of ``start``,
+                ``fixed``, and this step's ``step_params``.
             task: One task: a `datasets.tasks.Task`, or any nest of tensors.
             step: For a support loss, the inner step that is taken, from 0. For a query loss, the
                 last step that was taken; 0 where there was no step.
@@ -40,10 +40,10 @@ class Loss(Protocol):
 
 
 def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
-    """Call a loss, or what makes one, and return its loss and outputs.
+    """Call a loss, or a method that computes a loss, and return its loss and outputs.
 
     Raises:
-        TypeError: naming it, if it returns something else.
+        TypeError: if it returns anything else; the message names the loss.
     """
     found = loss(*arguments)
     if isinstance(found, tuple) and len(found) == 2:
@@ -53,7 +53,7 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
             return value, outputs
     name = getattr(loss, "__qualname__", type(loss).__name__)
     owner = getattr(loss, "__self__", None)
-    if owner is not None:  # a method, which a base class may have
+    if owner is not None:  # a base class may define the method
         name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
     raise TypeError(
         f"{name} returns {_shape(found)}: it must return (loss, outputs), a tensor and "
@@ -70,14 +70,14 @@ def _shape(found: Any) -> str:
 
 
 class Implicit(NamedTuple):
-    """Differentiate at the solution of the inner problem, not through the way there.
+    """Differentiate at the solution of the inner problem, not through the inner steps.
 
     iMAML, Rajeswaran et al. 2019, arXiv:1909.04630, algorithm 2.
 
     Attributes:
         cg_steps: Steps of conjugate gradient; 0: the query loss's gradient itself.
         cg_damping: δ of ((1 + δ) I + H/λ) g = ∇L_query.
-        cg_lambda: λ there, if not the pull's.
+        cg_lambda: λ in this equation; None: the pull's λ.
     """
 
     cg_steps: int
@@ -86,11 +86,11 @@ class Implicit(NamedTuple):
 
 
 class Transform(NamedTuple):
-    """What the inner gradients become before the optimizer sees them.
+    """A function that changes the inner gradients before the optimizer uses them.
 
     Attributes:
         function: ``(gradients {name: […]}, tensors) → gradients``, of one task; differentiable.
-        tensors: What it reads, ``{name: […]}``: the outer loss is differentiated by them.
+        tensors: What the function reads, ``{name: […]}``. They get a gradient of the outer loss.
     """
 
     function: Callable[[Params, Params], Params]
@@ -102,8 +102,8 @@ class Problem:
     """An inner problem and its outer loss. Tensors may have a graph that leads to meta-parameters.
 
     Attributes:
-        start: What adapts, and where it begins: ``{name: […]}``, the same for all tasks.
-        support: What the inner loop descends.
+        start: Initial values of what adapts: ``{name: […]}``, the same for all tasks.
+        support: The loss that the inner loop minimises.
         query: The outer loss.
         optimizer: The inner optimizer, a key of `OPTIMIZERS`.
         lr: Its learning rate.
@@ -111,30 +111,29 @@ class Problem:
         order: "second" differentiates through the inner gradients (arXiv:1703.03400, equation 1);
             "first" takes them as constants (section 5.2, first-order approximation).
         fixed: Parameters that the losses read and that do not adapt: ``{name: […]}``.
-        rates: For each step, what the updates are multiplied by: ``{name: […]}`` for every name of
-            ``start``, of a shape that broadcasts against it (a number a tensor, or one an
-            element). None: the updates as they are.
-        transform: What the gradients become before the optimizer sees them; None: as they are.
-        step_params: For each step, parameters of that step alone, ``{name: […]}``, the same names
-            each; they do not adapt. The query loss after a step reads that step's.
-        query_weights: w_t of the query loss after each step. None: the last step's alone.
+        rates: For each step, factors of the updates: ``{name: […]}`` for every name of ``start``,
+            of a shape that broadcasts against it (one number per tensor, or one per element).
+            None: no factors.
+        transform: Changes the gradients before the optimizer uses them; None: no change.
+        step_params: For each step, parameters of only that step, ``{name: […]}``. All steps have
+            the same names. They do not adapt. The query loss after a step reads that step's.
+        query_weights: w_t of the query loss after each step. None: only the last step counts.
         proximal: λ of the pull towards ``start``.
-        pull: "each-step", or "end": one step of gradient descent on λ/2 ‖φ − start‖² alone, after
-            all others; for an implicit gradient, which does not care how φ was found.
+        pull: "each-step", or "end": after all other steps, one step of gradient descent on only
+            λ/2 ‖φ − start‖². "end" needs ``implicit``, where it does not matter how φ was found.
         implicit: How to differentiate at the solution; None: through the loop.
-        displacement: The gradient by ``start`` is not that of the query loss, but what the loop has
-            moved it by, reversed (Reptile, arXiv:1803.02999).
-        second_moment: What the second moment of ``optimizer`` "adam0" begins as, of every name of
-            ``start``, and ``[]`` its weight. The gradient by it is its displacement, so only a
-            problem with ``displacement`` is differentiated. None: each task's begins as nothing
-            seen.
-        snapshots: How many states of the loop (what adapts, and the optimizer's state) are kept for
-            the way back, besides the first. The others are computed again, and so are all steps:
-            memory does not grow with them. None: all states.
-        lives_on: Whether `Outer.end` is asked for: where the loop of the one task ends, so that
-            another problem may begin there.
-        optimizer_state: The optimizer's state that the loop of the one task begins with, a
-            constant: `End.optimizer_state` of another problem. None: as nothing seen.
+        displacement: Whether the gradient by ``start`` is ``start`` minus the loop's end, not the
+            query loss's gradient (Reptile, arXiv:1803.02999).
+        second_moment: The initial second moment of ``optimizer`` "adam0", for every name of
+            ``start``, and its weight ``[]``. Its gradient is its displacement, so `differentiate`
+            requires ``displacement``. None: each task begins with an empty moment.
+        snapshots: How many states of the loop (what adapts, and the optimizer's state) to keep for
+            the way back, in addition to the first. The other states and each step's activations are
+            computed again, so memory does not grow with the steps. None: keep all states.
+        lives_on: Whether to return `Outer.end`: the end of the single task's loop, so that another
+            problem may begin there.
+        optimizer_state: The initial optimizer state of the single task's loop, a constant:
+            `End.optimizer_state` of another problem. None: a fresh optimizer.
 
     Raises:
         ValueError: for values that do not go together.
@@ -165,8 +164,8 @@ class Problem:
         numbers = (self.lr, self.proximal, *(self.query_weights or ()))
         if any(isinstance(number, Tensor) for number in numbers):
             raise ValueError(
-                "lr, proximal and query_weights are numbers, of which nothing is learned: learned "
-                "rates go into rates"
+                "lr, proximal and query_weights are plain numbers and do not learn; put learned "
+                "rates into rates"
             )
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer {self.optimizer!r}: one of {', '.join(OPTIMIZERS)}")
@@ -201,32 +200,32 @@ class Problem:
         if self.implicit is not None:
             self._check_implicit()
         elif self.pull == "end":
-            raise ValueError("pull: one at the end is for an implicit gradient")
+            raise ValueError("pull 'end': only with implicit")
         if self.displacement and (
             self.transform or self.step_params or self.query_weights or self.implicit
         ):
-            raise ValueError("displacement: it is no gradient of the query loss, in no way")
-        if self.is_part and (self.implicit or self.displacement):
             raise ValueError(
-                "lives_on, optimizer_state: only of a problem with a gradient by steps"
+                "displacement: not with transform, step_params, query_weights or implicit"
             )
+        if self.is_part and (self.implicit or self.displacement):
+            raise ValueError("lives_on, optimizer_state: not with implicit or displacement")
         second = self.second_moment
         if second is not None and self.optimizer != "adam0":
-            raise ValueError(f"second_moment: optimizer {self.optimizer!r} begins without; adam0")
+            raise ValueError(f"second_moment: for optimizer 'adam0', not {self.optimizer!r}")
         if second is not None and second.total.keys() != self.start.keys():
             raise ValueError("second_moment: it must have the names of start")
 
     def _check_implicit(self) -> None:
         for name in ("fixed", "rates", "transform", "step_params", "query_weights"):
             if getattr(self, name):
-                raise ValueError(f"implicit: the gradient at a solution knows no {name}")
+                raise ValueError(f"implicit: not with {name}")
         if self.proximal <= 0:
-            raise ValueError("implicit: without a proximal pull the solution forgets its start")
+            raise ValueError("implicit: proximal must be above 0, or start has no effect")
         if self.order == "first":
-            raise ValueError("implicit: there is no order; cg_steps=0 leaves the curvature out")
+            raise ValueError("implicit: not with order 'first'; cg_steps=0 ignores curvature")
 
     def params(self, adapted: Params, step: int) -> Params:
-        """Return what the losses read at ``step``: ``adapted`` and all that stands still."""
+        """Return what the losses read at ``step``: ``adapted``, ``fixed`` and ``step_params``."""
         of_step = self.step_params[step] if self.step_params else {}
         return {**adapted, **self.fixed, **of_step}
 
@@ -238,7 +237,7 @@ class Problem:
 
     @property
     def pull_of_steps(self) -> float:
-        """λ of the pull with each step."""
+        """λ of the pull in each step."""
         return self.proximal if self.pull == "each-step" else 0.0
 
     def pulled_at_end(self, weights: Params, start: Params) -> Params:
@@ -250,7 +249,7 @@ class Problem:
 
     @property
     def is_part(self) -> bool:
-        """Whether another problem goes on where this one ends, or this one where another did."""
+        """Whether another problem continues this problem, or this problem continues another."""
         return self.lives_on or self.optimizer_state is not None
 
     @property
@@ -259,7 +258,7 @@ class Problem:
         return max(self.steps - 1, 0)
 
     def tensors(self) -> Tensors:
-        """Return all that the outer loss can be differentiated by."""
+        """Return all tensors that the outer loss can be differentiated by."""
         own = {} if self.transform is None else self.transform.tensors
         moment: Params = {}
         if self.second_moment is not None:
@@ -268,7 +267,7 @@ class Problem:
         return Tensors(self.start, self.fixed, rates, step_params, own, moment)
 
     def at(self, tensors: Tensors) -> Problem:
-        """Return the same problem with other tensors; not of one that begins with a moment."""
+        """Return the same problem with other tensors; not for a problem with ``second_moment``."""
         return dataclasses.replace(
             self,
             start=tensors.start,
@@ -290,14 +289,14 @@ class Tensors(NamedTuple):
     second_moment: Params = {}
 
     def pull_back(self, gradients: Tensors, by: Params) -> Params:
-        """Return the gradient by what these tensors were made of.
+        """Return the gradient by the meta-parameters that these tensors were made of.
 
         Args:
-            gradients: Theirs, by the outer loss.
+            gradients: The outer loss's gradients by these tensors.
             by: The meta-parameters ``{name: […]}``, leaves of the tensors' graph.
 
         Raises:
-            RuntimeError: for one that no tensor depends on: a mistake, not a zero.
+            RuntimeError: for a meta-parameter that no tensor depends on: a mistake, not a zero.
         """
         made, cotangents = [], []
         for own, theirs in zip(self._groups(), gradients._groups(), strict=True):
@@ -305,8 +304,8 @@ class Tensors(NamedTuple):
                 if tensor.requires_grad:
                     made.append(tensor)
                     cotangents.append(theirs[name])
-        # Most problems are made of the meta-parameters themselves. For a tiny network autograd's
-        # way to this answer takes 5 % of a step.
+        # A shortcut: most problems contain the meta-parameters themselves. For a tiny network,
+        # autograd would take 5 % of a step to get the same result.
         by_tensor = {
             id(tensor): gradient for tensor, gradient in zip(made, cotangents, strict=True)
         }
@@ -321,20 +320,20 @@ class Tensors(NamedTuple):
 
 
 _WEIGHT = "weight of the second moment"
-"""Its name among tensors; no parameter's has blanks."""
+"""The weight's name in `Tensors`; it is unique, because names of parameters have no blanks."""
 
 
 def by_name(moment: Moment) -> Params:
-    """Return a moment's tensors by name, as `Tensors` has them."""
+    """Return a moment's tensors by name, in the form of `Tensors.second_moment`."""
     return {**moment.total, _WEIGHT: torch.as_tensor(moment.weight)}
 
 
 class End(NamedTuple):
-    """Where the inner loop of a task ends, without a graph.
+    """The end of a task's inner loop, without a graph.
 
     Attributes:
-        params: ``{name: […]}``, what has adapted.
-        optimizer_state: The inner optimizer's, as `Problem.optimizer_state` takes it.
+        params: ``{name: […]}``, the adapted parameters.
+        optimizer_state: The inner optimizer's state, in the form of `Problem.optimizer_state`.
     """
 
     params: Params
@@ -342,7 +341,7 @@ class End(NamedTuple):
 
 
 class Outer(NamedTuple):
-    """An `OuterGradient` (`maml.metagradient.differentiate`) by the problem's tensors."""
+    """Like `OuterGradient` in `maml.metagradient.differentiate`, but by the problem's tensors."""
 
     gradients: Tensors
     losses: Tensor

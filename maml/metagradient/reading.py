@@ -1,4 +1,4 @@
-"""Which parameters losses read: a look at the graph of each on one task."""
+"""Check which parameters the losses read, by the graph of each loss on a task."""
 
 from collections.abc import Collection
 from typing import Any
@@ -14,24 +14,24 @@ from maml.networks.stack import is_stack
 def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
     """Refuse losses that read other parameters than they should; return the way.
 
-    That is "mixed" for "auto" where compiled kernels read what adapts, or is of a step. The
-    problem's tensors require gradients.
+    In place of "auto", return "mixed" if compiled kernels read parameters that adapt or belong to
+    one step. The problem's tensors must require gradients.
 
     Raises:
-        ValueError: for one that reads parameters which are not handed to it. What a function closes
-            over is a constant to every way of differentiating.
+        ValueError: if a loss reads parameters that are not among its arguments. Every way of
+            differentiating treats what a function closes over as a constant.
         RuntimeError: for a parameter that no loss reads, unless it is ``frozen``: a mistake, not a
-            zero.
+            zero gradient.
     """
     unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for place, task in enumerate(one_by_one(tasks)):
-        # Control flow may read other parameters in another task.
+        # With control flow, another task may read other parameters.
         if place and not unread:
             break
         for part, step in places:
-            # A loss may know its step. One step of the support loss tells all, or else all do.
+            # A loss may depend on the step: look at further steps while a parameter is unread.
             if unread or not (step or place):
                 names, of_kernels = _read(problem, part, step, task)
                 unread, by_kernels = unread - names, by_kernels | of_kernels
@@ -40,13 +40,13 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         what = "adapt" if name in problem.start else "be learned"
         raise RuntimeError(
             f"{name!r} appears to not have been used by any loss, but it is to {what}; "
-            "call requires_grad_(False) on it, if it shall stay as it is"
+            "call requires_grad_(False) on it if it is not to change"
         )
     return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
 
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:
-    """Return the names that a loss reads of a batch of one, and those of them that kernels read."""
+    """Return the names that a loss reads on a batch of one, and those of them that kernels read."""
     params = {
         name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
         for name, tensor in problem.params(problem.start, step).items()
@@ -59,8 +59,8 @@ def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], 
     value = look()
     leaves, of_kernels = _leaves_under(value)
     names = {name for name, tensor in params.items() if id(tensor) in leaves}
-    # A tensor of the call's own, as an input that an energy is differentiated by, is another one
-    # in the next call.
+    # Some leaves are made by the call, like an input by which an energy is differentiated. Those
+    # differ in the next call, so only a leaf of both calls comes from outside.
     if len(leaves) > len(names) and len(leaves & _leaves_under(look())[0]) > len(names):
         raise ValueError(
             f"the {part} loss reads parameters that are not among its params, and would not be "
@@ -73,7 +73,7 @@ def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], 
 
 
 def _leaves_under(value: Tensor) -> tuple[set[int], set[int]]:
-    """Return the ids of the tensors that a value's graph begins with, and of the kernels' own."""
+    """Return the ids of the leaves of a value's graph, and of those leaves that kernels read."""
     if value.grad_fn is None:
         return {id(value)} if value.requires_grad else set(), set()
     found: tuple[set[int], set[int]] = set(), set()

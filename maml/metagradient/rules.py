@@ -1,13 +1,13 @@
 """The optimizers of the inner loop: one step of each, and its way back.
 
-A rule takes weights θ, gradients g and its state to new ``weights`` and ``state``, element by
-element. What `maml.metagradient.forward_over_reverse` asks of it is the product of a cotangent with
-its Jacobian, once: ``pull_back`` uses up what it is given, and what the rule was.
-`maml.metagradient.unrolled` differentiates through it.
+A rule maps weights θ, gradients g and its state to new ``weights`` and ``state``, element by
+element. `maml.metagradient.forward_over_reverse` needs the product of a cotangent with the rule's
+Jacobian, and only once. So ``pull_back`` uses up its arguments and the rule itself.
+`maml.metagradient.unrolled` differentiates through the rule.
 
-Adam is written out here: TorchOpt (0.7.3) computes its bias corrections 1 − βᵗ in float32, whatever
-the dtype of the parameters. In float64 that moves the meta-gradient of three inner steps by 1e-6 to
-1e-3 of itself. Here it is a number of Python, or for a moment that is another's a tensor.
+Adam is written out here, because TorchOpt (0.7.3) computes the bias corrections 1 − βᵗ in float32
+for any dtype of the parameters. In float64 this changes the meta-gradient of three inner steps by
+1e-6 to 1e-3 of itself. Here a correction is a Python number, or a tensor for a given moment.
 """
 
 import functools
@@ -26,8 +26,8 @@ NOT_ZERO = 1e-16
 class PulledBack(NamedTuple):
     """Cotangents before a rule: of the weights, of the gradients (times ``scale``), of the state.
 
-    A rule that only scales need not touch every element. Those of learned rates are summed over
-    tasks.
+    With ``scale``, a rule that only scales need not touch every element. The cotangents of learned
+    rates are summed over tasks.
     """
 
     weights: Params
@@ -40,8 +40,8 @@ class PulledBack(NamedTuple):
 class SGDRule:
     """m' = β m + g, θ' = θ − α r ∘ m', in closed form; without momentum β is 0, and no m is kept.
 
-    The rates r may be one for each element: one that is zero stands still. Cotangents of the state
-    are in units of −α.
+    The rates r may have one value per element; an element with rate zero does not move. Cotangents
+    of the state are in units of −α.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class SGDRule:
 
 
 class Moment(NamedTuple):
-    """A moment of the gradients seen, of which older ones count β times as much as newer ones.
+    """A weighted sum of past gradients: each new gradient multiplies the older ones by β.
 
     Attributes:
         total: ``{name: […]}``; zero before the first gradient.
-        weight: What the gradients in it count together: 1 − βᵗ after t of them; a number, or a
-            tensor ``[]`` where the moment is another's, who has averaged it.
-        kept: How much is left of the total that it began with: βᵗ after t gradients.
+        weight: The sum of the gradients' weights: 1 − βᵗ after t gradients. A number, or a tensor
+            ``[]`` for a given moment that is a mean over tasks.
+        kept: The share of the initial total that is left: βᵗ after t gradients.
     """
 
     total: Params
@@ -89,12 +89,12 @@ class Moment(NamedTuple):
     kept: float = 1.0
 
     def counted(self, beta: float) -> "Moment":
-        """Return the weights of the moment with one more gradient, and a total to be filled."""
+        """Return the moment after one more gradient: its weights, and an empty total to fill."""
         return Moment({}, beta * self.weight + (1 - beta), beta * self.kept)
 
 
 class AdamState(NamedTuple):
-    """What Adam remembers: the first and the second moment of the gradients."""
+    """Adam's state: the first and the second moment of the gradients."""
 
     first: Moment
     second: Moment
@@ -103,9 +103,9 @@ class AdamState(NamedTuple):
 class AdamRule:
     """Adam (arXiv:1412.6980, algorithm 1); with ``decay`` AdamW (arXiv:1711.05101, algorithm 2).
 
-    Its derivative stays finite where a gradient is exactly zero, as that of a ReLU which is off for
-    all of a support set: √0 has an infinite slope. The step of such an element stays below 1e-8.
-    What a step computes is computed again on the way back.
+    A gradient can be exactly zero, for example if a ReLU is off for the whole support set. There √0
+    has an infinite slope, but the derivative here stays finite. Such an element moves by less than
+    1e-8. The way back computes a step's intermediate tensors again.
     """
 
     beta2, eps = 0.999, 1e-8
@@ -127,7 +127,7 @@ class AdamRule:
     @functools.cached_property
     def _taken(self) -> tuple[Params, AdamState]:
         weights, state = {}, AdamState(*self._counted)
-        # Name by name: what is computed on the way is of one tensor alone.
+        # Name by name, so that only one tensor's intermediate results exist at a time.
         for name, before in self._before.items():
             m, v, mean, root = self._seen(name, self._gradients[name])
             state.first.total[name], state.second.total[name] = m, v
@@ -137,12 +137,12 @@ class AdamRule:
 
     @property
     def weights(self) -> Params:
-        """The weights after it."""
+        """The weights after the step."""
         return self._taken[0]
 
     @property
     def state(self) -> AdamState:
-        """The state after it."""
+        """The state after the step."""
         return self._taken[1]
 
     def _update(self, name: str, mean: Tensor, root: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class AdamRule:
         return update - self._lr * self._decay * self._before[name] if self._decay else update
 
     def _seen(self, name: str, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return both totals with a gradient, the first's mean and the root of the second's."""
+        """Return both totals after a gradient, the first mean, and the root of the second mean."""
         beta1, beta2, (first, second) = self._beta1, self.beta2, self._counted
         g = torch.where(gradient == 0, NOT_ZERO, gradient)
         m = g
@@ -164,7 +164,7 @@ class AdamRule:
         by = self._lr * self._decay
         of_weights, of_gradients, of_state, of_rates = {}, {}, {}, {}
         for name in tuple(self._gradients):
-            g, of_weight = self._gradients.pop(name), v.pop(name)  # there are many, and large
+            g, of_weight = self._gradients.pop(name), v.pop(name)  # free large tensors early
             along = of_weight if self._rates is None else self._rates[name] * of_weight
             of_weights[name] = torch.add(of_weight, along, alpha=-by) if by else of_weight
             _, _, mean, root = self._seen(name, g)
@@ -179,7 +179,7 @@ class AdamRule:
         self, gradient: Tensor, mean: Tensor, root: Tensor, along: Tensor,
         of_state: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """Pull ``along``, a step's cotangent, and its totals' back to its gradient and totals."""
+        """Pull cotangents of a step (``along``) and of both totals back to gradient and totals."""
         below, (first, second) = root + self.eps, self._counted
         of_m = (along / below).mul_(-self._lr)
         of_v = (of_m * mean).div_(below).div_(root).mul_(-0.5 / second.weight)
@@ -189,14 +189,14 @@ class AdamRule:
             of_v.add_(of_state[1])
         of_gradient = (of_v * gradient).mul_(2 * (1 - self.beta2))
         of_gradient.add_(of_m, alpha=1 - self._beta1)
-        # What stands for zero is a constant.
+        # `NOT_ZERO`, which replaced these gradients, is a constant.
         of_gradient.masked_fill_(gradient == 0, 0.0)
         return of_gradient, (of_m.mul_(self._beta1), of_v.mul_(self.beta2))
 
 
 Rule: TypeAlias = SGDRule | AdamRule
 MakeRule: TypeAlias = Callable[[Params, Params, Any, Params | None], Rule]
-"""Weights, gradients, state (None before the first step) and rates, if any, to a `Rule`."""
+"""Makes a `Rule` from weights, gradients, state (None before the first step), and any rates."""
 
 OPTIMIZERS: dict[str, Callable[..., Rule]] = {
     "sgd": SGDRule,
@@ -211,10 +211,10 @@ OPTIMIZERS: dict[str, Callable[..., Rule]] = {
 def make_rule(
     name: str, lr: float, second: Moment | None = None, *, learned: bool = False
 ) -> MakeRule:
-    """Return the rule of an optimizer, whose updates are multiplied by any rates.
+    """Return the rule of an optimizer; any rates multiply the rule's updates.
 
-    ``second``: what Adam's second moment begins as; ``learned``: whether `PulledBack.rates` will be
-    asked for.
+    ``second``: the initial value of Adam's second moment; ``learned``: whether the caller needs
+    `PulledBack.rates`.
     """
     values = {} if second is None else {"second": second}
     return functools.partial(OPTIMIZERS[name], lr=lr, learned=learned, **values)

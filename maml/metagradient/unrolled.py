@@ -1,6 +1,6 @@
-"""The inner loop, for one task; and its derivative in reverse mode, through all of its steps.
+"""The inner loop for one task, and its derivative in reverse mode through all steps.
 
-What is written here for one task is pure; ``torch.func.vmap`` batches it over tasks.
+The functions for one task are pure, so ``torch.func.vmap`` can batch them over tasks.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ Gradient: TypeAlias = Callable[[Callable[[Params], Tensor], Params], Params]
 
 
 def adapt(problem: Problem, task: Any, gradient: Gradient | None = None) -> Params:
-    """Return what adapts after all inner steps on one task; differentiable, as `Problem` says."""
+    """Return one task's adapted parameters after all inner steps; differentiable: see `Problem`."""
     with remembering():
         weights = [problem.start, *trajectory(problem, task, gradient)][-1]
     return problem.pulled_at_end(weights, problem.start)
 
 
 def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
-    """Return the gradient as a plain loop takes it; differentiable where gradients are enabled."""
+    """Return the gradient by plain autograd; it is differentiable if gradients are enabled."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         at = {n: w if w.requires_grad else w.detach().requires_grad_() for n, w in weights.items()}
@@ -42,7 +42,7 @@ def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
 
 
 def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) -> Iterator[Params]:
-    """Yield what adapts after each inner step on one task: ``{name: […]}``.
+    """Yield one task's adapted parameters after each inner step: ``{name: […]}``.
 
     ``gradient`` takes the gradient of a function at weights; by default ``torch.func.grad``.
     """
@@ -92,11 +92,11 @@ def through_loop(problem: Problem, tasks: Any) -> Outer:
     leaves, structure = pytree.tree_flatten(problem.tensors())
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     own = problem.at(pytree.tree_unflatten(leaves, structure))
-    # Our own networks do without these layers, and without a look at every operation.
+    # Our own networks have none of these layers, so they skip the check of every operation.
     known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
     with contextlib.nullcontext() if known else Exact():
         losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
-    # Some may be of no use at some step, or to first order.
+    # Some tensors may be unused, at some step or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
     by_name = pytree.tree_unflatten(gradients, structure)
     outputs = pytree.tree_map(torch.detach, outputs)

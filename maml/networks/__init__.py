@@ -1,4 +1,4 @@
-"""Networks, as modules whose batch statistics are explicit. One file or more, with their facts."""
+"""Networks as modules with explicit batch statistics; ``COMPONENTS`` lists a file's networks."""
 
 from maml.networks.build import build_network
 

@@ -1,4 +1,4 @@
-"""Which network a name means."""
+"""Build the network that a name means."""
 
 import inspect
 from typing import Any
@@ -9,6 +9,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from maml.config import registry
 from maml.errors import UserError
+from maml.networks.calls import apply
 from maml.networks.ordinary import check_parameters, explicit, switched
 
 
@@ -26,12 +27,12 @@ def build_network(
 
     Args:
         name: A network's name, or a user's own.
-        image_shape: (C, H, W) of the data; None where it is not images.
+        image_shape: (C, H, W) of the data; None if the data is not images.
         ways: Outputs of a classifier.
-        point: What data has that is not images: numbers of an example, and of an answer to it.
+        point: For data that is not images: how many numbers an example and its target have.
         integers: Whether examples are integers; else they are floats.
-        one_for: What a user's own network has an output for, in words; None: for what it likes.
-        options: Fields of the configuration; those that the network does not read are left out.
+        one_for: What each output of a user's own network is for, in words; None: any outputs.
+        options: Fields of the configuration; fields that the network does not read are ignored.
     """
     known = registry.network(name)
     if known.takes is not None and (known.takes == "images") != (image_shape is not None):
@@ -57,7 +58,7 @@ def build_network(
         check_parameters(network, name)
         tried = torch.full((2, *shape), 1 if integers else 0.5)
         if any(isinstance(layer, LazyModuleMixin) for layer in network.modules()):
-            # Only a call makes them; in evaluation mode it keeps no statistics.
+            # A first call makes the parameters; evaluation mode keeps no statistics.
             with torch.no_grad(), switched(network, training=False):
                 network(torch.zeros_like(tried))
         network = explicit(network, name)
@@ -67,7 +68,7 @@ def build_network(
 
 
 def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
-    """Call a user's own with the shape of the data and the ways; refuse what takes other things."""
+    """Call a user's factory with the data's shape and the ways; refuse another signature."""
     names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
     called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
     signature = inspect.signature(make)
@@ -83,14 +84,9 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
 
 
 def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:
-    """Call a user's network on ``examples [2, …]``: mistakes show at once."""
-    before = {path: buffer.clone() for path, buffer in network.named_buffers()}
+    """Call a user's network on ``examples [2, …]``, so that mistakes show at once."""
     with torch.no_grad():
-        outputs, _ = network(examples)
-    # Each call begins with the buffers as the network was made (`maml.networks.calls.apply`).
-    for path, buffer in before.items():
-        at, _, attribute = path.rpartition(".")
-        network.get_submodule(at)._buffers[attribute] = buffer
+        outputs, _ = apply(network, dict(network.named_parameters()), examples)
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
     if wanted is not None and outputs.shape != (2, wanted[0]):

@@ -1,9 +1,9 @@
-"""A call of a network with the tensors of a task's step.
+"""Call a network with the tensors of a task's step.
 
-It swaps the network's own tensors for these, and back: so one thread at a time calls a network. And
-a block by ``torch.utils.checkpoint``, which is computed once more on the way back, would meet the
-wrong ones then, without a word. So each checkpoint remembers those of its call, by torch's own
-``context_fn``, for which a user's takes its place.
+A call swaps these tensors into the network and out again, so only one thread at a time calls a
+network. The backward pass computes a block under ``torch.utils.checkpoint`` again, and would then
+silently use wrong tensors. So each checkpoint remembers the tensors of its call, by torch's
+``context_fn``. A user's own ``context_fn`` replaces this one.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _MAKING = threading.Lock()
 
 
 def alone_with(network: nn.Module) -> AbstractContextManager[bool]:
-    """Return a context, to be entered any times, in which no other thread calls ``network``."""
+    """Return a re-entrant context in which no other thread calls ``network``."""
     with _MAKING:
         return _LOCKS.setdefault(network, threading.RLock())
 
@@ -38,21 +38,21 @@ def apply(
 ) -> tuple[Tensor, Statistics]:
     """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``."""
     with alone_with(network):
-        # Copies: what the network writes into its buffers is gone after the call.
+        # Copies, so that the network's writes into its buffers are gone after the call.
         buffers = {
             name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
         }
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}
         tensors = {**buffers, **params}
-        # A layer in two places has its tensors once, by one name. Torch's own ties would swap them
-        # twice, and leave the second one's tensors in the network.
+        # A layer in two places has its tensors under one name only. Torch's own ties would swap
+        # them twice, and leave the call's tensors in the network.
         with _calling(network, tensors):
             outputs, used = torch.func.functional_call(
                 network, tensors, (x, statistics), tie_weights=False
             )
-    # What is computed from the outputs, a loss to begin with, is as exact as the parameters.
-    # Examples do not say how exact: they may be integers.
+    # Give the outputs, and so the loss, the precision of the parameters. The examples cannot
+    # determine the precision, because they may be integers.
     exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
 
     def made_exact(output: Any) -> Any:
@@ -69,7 +69,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Let checkpoints inside remember ``tensors``, by which ``network`` is called."""
+    """Let checkpoints in this context remember ``tensors``, with which ``network`` is called."""
     _install()
     before = getattr(_local, "now", None)
     _local.now = network, tensors
@@ -80,11 +80,11 @@ def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
 
 
 class _Again(AbstractContextManager[None]):
-    """The network as it was at a checkpoint; to be entered whenever that is computed again."""
+    """A context that restores the network's state at a checkpoint, for each recomputation."""
 
     def __init__(self, network: nn.Module, tensors: dict[str, Tensor]) -> None:
         self._network, self._tensors = network, tensors
-        self._tape: Tape = getattr(network, "tape", None) or Tape()  # one that nobody reads
+        self._tape: Tape = getattr(network, "tape", None) or Tape()  # else an unused tape
         self._place = self._tape.given, list(self._tape.used)
 
     def __enter__(self) -> None:
@@ -108,9 +108,9 @@ def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any
 
 
 def _install() -> None:
-    """Make that torch's default, which outside of a call is as it was."""
+    """Make `_contexts` the default of torch's checkpoints; outside of a call nothing changes."""
     if of_torch.noop_context_fn is not _contexts:
-        # Torch tells by this name whether a user has given another one.
+        # Torch compares with this name to find out whether a user has given a ``context_fn``.
         of_torch.noop_context_fn = _contexts
         defaults = of_torch.checkpoint.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
         defaults["context_fn"] = _contexts

@@ -36,25 +36,25 @@ COMPONENTS = {
 SMALL = 64
 """Images up to this many pixels a side count as small: they cannot afford to lose resolution."""
 LEAST = 32
-"""LeNet's input, and the least that a VGG's five poolings leave a pixel of."""
+"""Pixels a side of LeNet's input; a VGG's five poolings leave one pixel of such an image."""
 WIDTHS = (64, 160, 320, 640)
 """Filters of each block of ResNet-12, as MetaOptNet has them."""
 LEAK = 0.1
-"""Slope of its activations below zero."""
+"""Slope of ResNet-12's activations below zero."""
 
 
 def _frame(sides: Sequence[int]) -> nn.Module:
-    """Return what puts zeros, the background of drawn characters, around images below 32×32."""
+    """Return a layer that frames images below 32×32 with zeros, as behind drawn characters."""
     height, width = (max(0, LEAST - side) for side in sides)
     return nn.ZeroPad2d((width // 2, width - width // 2, height // 2, height - height // 2))
 
 
 class LeNet(nn.Sequential):
-    """LeNet-5 (LeCun et al. 1998, doi:10.1109/5.726791) as it is built today.
+    """LeNet-5 (LeCun et al. 1998, doi:10.1109/5.726791) as people build it today.
 
-    Its layers and sizes (6 and 16 maps, 120, 84), on its 32×32 input, with ReLU, max-pooling and a
-    linear output in place of scaled tanh, trained averages and radial basis functions. It maps
-    images ``[E, C, H, W]`` to logits ``[E, N]``, as all networks here.
+    It has the paper's layers and sizes (6 and 16 maps, 120, 84) and 32×32 input. ReLU, max-pooling
+    and a linear output replace scaled tanh, trained averages and radial basis functions. Like all
+    networks here, it maps images ``[E, C, H, W]`` to logits ``[E, N]``.
     """
 
     head_prefix = "12."
@@ -74,9 +74,9 @@ class LeNet(nn.Sequential):
 
 
 class Block(nn.Module):
-    """Three 3×3 convolutions beside one of 1×1, each with a batch norm; their sum, pooled 2×2.
+    """A residual block: three 3×3 convolutions plus a 1×1 shortcut, pooled 2×2.
 
-    It halves H and W, rounded down.
+    Each convolution has a batch norm. The block halves H and W, rounded down.
     """
 
     def __init__(self, channels_in: int, channels_out: int) -> None:
@@ -116,7 +116,7 @@ class ResNet12(nn.Module):
     head_prefix = "head."
 
     def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
-        """Raises `UserError` for images smaller than 16×16."""
+        """Raise `UserError` for images smaller than 16×16."""
         channels, height, width = image_shape
         if min(height, width) >> len(WIDTHS) == 0:
             raise UserError(
@@ -125,7 +125,7 @@ class ResNet12(nn.Module):
             )
         super().__init__()
         for i, (before, after) in enumerate(itertools.pairwise((channels, *WIDTHS))):
-            # A list of one: that is how others name its tensors.
+            # A sequence of one block, because learn2learn's tensor names have its index.
             self.add_module(f"layer{i + 1}", nn.Sequential(Block(before, after)))
         self.head = nn.Linear(WIDTHS[-1], ways)
 
@@ -137,10 +137,10 @@ class ResNet12(nn.Module):
 
 
 def resnet(image_shape: tuple[int, int, int], ways: int, *, layers: int) -> nn.Module:
-    """Return a residual network (He et al. 2016, arXiv:1512.03385), torchvision's.
+    """Return torchvision's residual network (He et al. 2016, arXiv:1512.03385).
 
     For images up to 64 pixels the first convolution is 3×3 of stride 1, and no pooling follows, as
-    in the paper's CIFAR networks (section 4.2): the usual stem would leave a 32×32 image 8×8.
+    in the paper's CIFAR networks (section 4.2). The usual stem would reduce 32×32 pixels to 8×8.
     """
     # Imported late: it is heavy, and most networks here do without.
     from torchvision import models
@@ -161,9 +161,9 @@ def vgg(image_shape: tuple[int, int, int], ways: int, *, table: str) -> nn.Modul
     """Return a VGG network (Simonyan and Zisserman 2015, arXiv:1409.1556), without dropout.
 
     Before the classifier the map is pooled to 7×7 cells as in torchvision, but never to more cells
-    than it has (a 32×32 image leaves one): copies of a cell would only multiply the first matrix,
-    by 49. Images smaller than 32×32 are framed with zeros: five poolings would leave none of them.
-    ``table``: torchvision's name of a table of layers, and the paper's of its column.
+    than it has. A 32×32 image leaves one cell; 49 copies of the cell would only enlarge the first
+    matrix. Smaller images get a frame of zeros, because five poolings would leave nothing of them.
+    ``table``: the letter of a table of layers in torchvision, and of a column in the paper.
     """
     # Imported late: it is heavy, and most networks here do without.
     from torchvision.models import vgg

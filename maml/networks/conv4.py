@@ -1,10 +1,10 @@
-"""MAML's networks, as modules whose batch statistics are explicit.
+"""MAML's networks, as modules with explicit batch statistics.
 
-A network, whose output layer's parameters have names that begin with its ``head_prefix``, maps
-``(x, statistics)`` to ``(outputs, statistics)``: where ``statistics`` is None, every
-normalisation uses those of the batch at hand, and returns them; where it is given, they are used
-as they are. No running buffer exists, so nothing is shared between tasks, and an evaluator may
-normalise a query set with the statistics of the support set.
+A network maps ``(x, statistics)`` to ``(outputs, statistics)``. If ``statistics`` is None, every
+normalisation uses and returns the statistics of the current batch. Given statistics are used
+unchanged. No running buffer exists, so tasks share nothing, and an evaluator may normalise a query
+set with the statistics of the support set. A network's ``head_prefix`` begins the names of its
+output layer's parameters.
 
 Shape legend: E examples, C channels, H W pixels, N ways.
 """
@@ -45,7 +45,7 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     filters: int = flag(
         64,
@@ -71,7 +71,7 @@ HEAD_INITS: dict[str, Callable[[Tensor], object]] = {
     "normal": nn.init.normal_,
     "xavier": nn.init.xavier_uniform_,
 }
-"""How the output layer's weights begin: ``--head-init``."""
+"""Initialisers of the output layer's weights, by the value of ``--head-init``."""
 
 
 class ConvBlock(nn.Module):
@@ -88,7 +88,7 @@ class ConvBlock(nn.Module):
         self.conv = nn.Conv2d(channels_in, channels_out, 3, stride=1 if pool else 2, padding=1)
         nn.init.xavier_uniform_(self.conv.weight)
         nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
-        # The same numbers; kernels read them, and write gradients, without a copy.
+        # The same numbers in the kernels' layout, so kernels read and write without a copy.
         self.conv.weight = nn.Parameter(lay_out(self.conv.weight.detach()))
         self.norm = BatchNorm(channels_out, norm_eps)
 
@@ -104,7 +104,7 @@ class ConvBlock(nn.Module):
 class ConvBlocks(Taped):
     """A stack of `ConvBlock`: images ``[E, C, H, W]`` to features ``[E, n_features]``.
 
-    Compiled kernels compute it on the CPU, in a network of one's own as well, under any loss::
+    Compiled kernels compute it on the CPU, also inside a user's own network, under any loss::
 
         blocks = maml.nn.ConvBlocks((3, 84, 84), filters=32, pool=True)
         net = nn.Sequential(blocks, nn.Linear(blocks.n_features, 5))
@@ -133,8 +133,8 @@ class ConvBlocks(Taped):
             image_shape: (C, H, W) of the images.
             filters: Channels of each convolution.
             layers: How many blocks; each halves H and W.
-            pool: Whether by max-pools, or else by strides.
-            mean: Whether features are means over what is left of H and W, or else all of it.
+            pool: Whether max-pools halve them; else strides do.
+            mean: Whether features are means over the last H and W; else the map is flattened.
             leak: Slope of the activations below zero.
             norm_eps: Added to the variance.
         """
@@ -159,7 +159,7 @@ class ConvBlocks(Taped):
         self.n_features = filters if mean else filters * height * width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features, normalised by the batch at hand, or as the network's tape has it."""
+        """Return the features, normalised by statistics on the tape, or else by the batch's."""
         given = None if self.tape is None else self.tape.next(len(self.blocks))
         features, used = self.features(x, given)
         if self.tape is not None:
@@ -185,14 +185,14 @@ class ConvBlocks(Taped):
         return x.mean(dim=(2, 3)) if self.mean else x.flatten(1), tuple(of_blocks)
 
     def shape(self, ways: int = 0) -> Shape:
-        """Return what kernels know of the network; with a linear head if it has ``ways``."""
+        """Return the settings that kernels need; ``ways`` above 0 adds a linear head."""
         return Shape(
             self.image_shape, self.filters, len(self.blocks), self.pool, self.mean, self.eps,
             self.leak, ways,
         )  # fmt: skip
 
     def _meets_kernels(self, x: Tensor, statistics: Statistics | None) -> bool:
-        """Whether kernels compute this call. What they cannot differentiate is left to torch."""
+        """Return whether kernels compute this call; if they cannot differentiate it, torch does."""
         if self.why_torch() is not None:
             return False
         weight: Tensor = self.blocks[0].conv.weight  # type: ignore[assignment, union-attr]
@@ -209,7 +209,7 @@ class ConvBlocks(Taped):
         )
 
     def why_torch(self) -> str | None:
-        """Say why compiled kernels do not compute the blocks as they are now, or return None."""
+        """Return why compiled kernels do not compute the blocks now, or None if they do."""
         if not self.kernels:
             return "--kernels torch was asked for"
         for i, block in enumerate(self.blocks):
@@ -235,9 +235,9 @@ class ConvBlocks(Taped):
 class Conv4(ConvBlocks):
     """MAML's convolutional networks (arXiv:1703.03400, section 5.2): four blocks and a linear head.
 
-    Omniglot's has strided blocks of 64 filters and a spatial mean before the head;
-    MiniImageNet's has pooled blocks of 32 filters, whose outputs the head sees flattened.
-    Reptile's and iMAML's for Omniglot have strided blocks, flattened. ``mean`` None: unless pooled.
+    Omniglot's has strided blocks of 64 filters and a spatial mean before the head. MiniImageNet's
+    has pooled blocks of 32 filters and a flattened map before the head. Reptile's and iMAML's for
+    Omniglot have strided blocks and a flattened map. ``mean`` None means ``not pool``.
     """
 
     head_prefix = "head."
@@ -285,7 +285,7 @@ _DO_NOT = "the compiled kernels do not serve this, as"
 def _is_as_built(
     block: nn.Module, size: tuple[int, ...], stated: tuple[bool, float, float]
 ) -> bool:
-    """Say whether nobody has changed what a block computes; ``size`` is its convolution's."""
+    """Return whether a block is unchanged; ``size`` is the shape of its convolution's weight."""
     conv, norm = block._modules.get("conv"), block._modules.get("norm")
     if type(block) is not ConvBlock or type(conv) is not nn.Conv2d or type(norm) is not BatchNorm:
         return False
@@ -301,7 +301,7 @@ def _is_as_built(
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Say whether something else than a module's own ``forward`` has a say in its call."""
+    """Return whether a hook or a replaced ``forward`` takes part in a module's call."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -312,13 +312,13 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def allow_kernels(network: nn.Module, allowed: bool) -> None:
-    """Let compiled kernels serve all of a network that they can, or nothing."""
+    """Allow compiled kernels to compute the parts of a network that they can, or forbid it."""
     for part in _parts(network):
         part.kernels = allowed
 
 
 def obstacle(network: nn.Module) -> str | None:
-    """Say why compiled kernels do not serve ``network`` on the CPU, or return None."""
+    """Return why compiled kernels do not compute ``network`` on the CPU, or None if they do."""
     parts = list(_parts(network))
     if not parts:
         stated = network.module if isinstance(network, Ordinary) else network

@@ -1,4 +1,4 @@
-"""A network's features and its output layer, apart."""
+"""Separate a network's features from its output layer."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
-    """Return how the names of the output layer's parameters begin, or refuse it as ``who``."""
+    """Return the prefix of the output layer's parameters. Errors call the network ``who``."""
     prefix = getattr(network, "head_prefix", None)
     if not isinstance(prefix, str):
         raise UserError(
@@ -33,13 +33,13 @@ def head_prefix(network: nn.Module, who: str, or_else: str = "") -> str:
 
 
 def in_short(given: Iterable[str]) -> str:
-    """Return names for a message: of many, the first and the last."""
+    """Join names for a message; of more than six, only the first four and the last two."""
     names = list(given)
     return ", ".join(names if len(names) <= 6 else [*names[:4], "…", *names[-2:]])
 
 
 def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple[Tensor, T]:
-    """Return what ``network`` gives its output layer in ``call()``, ``[E, F]``, and its result."""
+    """Return the output layer's input in ``call()``, ``[E, F]``, and the result of ``call()``."""
     layer = head_prefix(network, f"the network {name}").rstrip(".")
     seen: list[Tensor] = []
 
@@ -70,7 +70,7 @@ def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.M
     path, _, attribute = prefix.rstrip(".").rpartition(".")
     try:
         parent = network.get_submodule(path)
-    except AttributeError:  # it names parameters, but no layer
+    except AttributeError:  # the prefix names parameters, but no layer
         parent = nn.Module()
     head = parent._modules.get(attribute)
     if not isinstance(head, nn.Linear):

@@ -1,4 +1,4 @@
-"""A network's loss on one set of a task, as a value."""
+"""A network's loss on one set of a task, as an immutable object."""
 
 import weakref
 from collections.abc import Callable
@@ -18,14 +18,14 @@ _OURS = (
     "torch.nn.modules.container", "torch.nn.modules.pooling", "torch.nn.modules.activation",
     "torch.nn.modules.flatten", "torch.nn.modules.padding",
 )  # fmt: skip
-"""Modules of which our own networks are made."""
+"""Prefixes of the Python modules that our own networks and their layers come from."""
 
 
 @dataclass(frozen=True)
 class MiniBatches:
-    """A support loss of each step's examples alone: a part of one random order after another.
+    """A support loss on mini-batches: each step takes the next part of a random order of the set.
 
-    ``seed`` is part of the orders' address. A set of no more than ``size`` is seen whole.
+    More orders follow, addressed by ``seed``. A set of at most ``size`` examples is used whole.
     """
 
     loss: Any  # a `Loss` (`maml.metagradient.problem`)
@@ -39,7 +39,7 @@ class MiniBatches:
         return self.loss(params, task._replace(support_x=x, support_y=y), step)
 
     def places(self, step: int, n: int, device: torch.device | None = None) -> Tensor:
-        """Return the places ``[size]`` (int64) in a set of ``n`` that step ``step`` sees."""
+        """Return the indices ``[size]`` (int64) of a set of ``n`` that step ``step`` uses."""
         size = min(self.size, n)
         places = [self._place(i, n) for i in range(step * size, (step + 1) * size)]
         return torch.tensor(places, device=device)
@@ -51,25 +51,25 @@ class MiniBatches:
 
 @dataclass(frozen=True)
 class NetworkLoss:
-    """The mean of a loss of a network's outputs over a set of a task, normalised by itself."""
+    """A network's loss on one set of a task, normalised by the statistics of that set."""
 
     network: nn.Module
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
-        """Return the loss, a scalar, and the network's outputs ``[E, …]``; () if no one tensor."""
+        """Return the loss, a scalar, and the outputs ``[E, …]``; () if they are not one tensor."""
         x, y = part_of(task, self.part)
         outputs, _ = apply(self.network, params, x)
         return self.loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
 
 
 _IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
-"""The answers so far: each step asks."""
+"""Cached results of `is_ours`, because each step calls it."""
 
 
 def is_ours(network: nn.Module) -> bool:
-    """Say whether a network and all its parts are this project's."""
+    """Return whether a network and all its parts come from the modules in `_OURS`."""
     if network not in _IS_OURS:
         kinds = {type(module).__module__ for module in network.modules()}
         _IS_OURS[network] = all(kind.startswith(_OURS) for kind in kinds)

@@ -1,8 +1,8 @@
-"""Whether a network's answer to an example depends on which others stand in the same set.
+"""Find out whether a network's output for an example depends on the other examples of the set.
 
-By the statistics that it hands out it does, and says so. By anything else it may without a word: by
-a mean over the set in its ``forward``, or attention from one example to another. Nobody can read
-that off a network, but its outputs for a set and for parts of it tell.
+A dependence by batch statistics is visible, because the network returns the statistics. Any other
+dependence is hidden: a mean over the set in ``forward``, or attention from one example to another.
+To find it, we compare the network's outputs for a set with its outputs for parts of the set.
 """
 
 import torch
@@ -14,21 +14,21 @@ from maml.networks.ordinary import Ordinary, switched, tensors
 from maml.params import Params, in_float64
 
 NUDGE = 0.1
-"""How far parameters are moved: a gate that begins at zero lets nothing through where it begins."""
+"""How far parameters are moved, because a gate that begins at zero would hide a dependence."""
 
 
 @torch.no_grad()
 def mixes(network: nn.Module, x: Tensor) -> bool:
-    """Say whether an example's outputs depend on others but by the statistics handed out.
+    """Return whether outputs depend on other examples in another way than by batch statistics.
 
-    The set ``x [E, …]`` is compared with its halves, which are given its statistics. Networks of
-    this project are known not to mix.
+    Outputs for the set ``x [E, …]`` are compared with outputs for its halves, which get the
+    statistics of the set. Networks of this project do not mix, so they are not tested.
     """
-    # Of a module that a user has made of torch's own, nothing is known.
+    # A user's module may mix even if it consists of torch's layers only, so it is tested.
     written_here = type(network).__module__.startswith("maml.networks.")
     if len(x) < 2 or (written_here and not isinstance(network, Ordinary) and is_ours(network)):
         return False
-    # Not in training mode, in which dropout looks like it.
+    # Not in training mode, in which dropout looks like mixing.
     with alone_with(network), switched(network, training=False):
         params, x = {name: tensor.cpu() for name, tensor in tensors(network).items()}, x.cpu()
         try:
@@ -36,11 +36,11 @@ def mixes(network: nn.Module, x: Tensor) -> bool:
             exact = {name: in_float64(tensor) for name, tensor in params.items()}
             return _mixes(network, exact, in_float64(x))
         except RuntimeError:
-            return _mixes(network, params, x)  # it has tensors of its own, of another dtype
+            return _mixes(network, params, x)  # the network has tensors of another dtype
 
 
 def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
-    # Whatever is the same for all examples, as the brightest pixel, would hide what depends on it.
+    # Scale examples apart: a value that all share, as the brightest pixel, would hide mixing.
     if x.is_floating_point():
         x = x * torch.linspace(0.25, 1, len(x)).to(x).view(-1, *[1] * (x.dim() - 1))
     generator = torch.Generator().manual_seed(0)
@@ -60,8 +60,8 @@ def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Say whether two results ``[E, …]`` are equal but for how they were rounded."""
-    # Each output by its own size: a large one, or one masked by -inf, must not hide the others.
+    """Return whether two results ``[E, …]`` are equal up to rounding."""
+    # Judge each output by its own size: a large or a -inf output must not hide the others.
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
         return False

@@ -23,7 +23,7 @@ class MLP(nn.Module):
     def __init__(
         self, image_shape: None = None, ways: int = 1, *, inputs: int = 1, outputs: int = 1
     ) -> None:
-        """There are no images, and as many outputs whatever the ways."""
+        """Ignore ``image_shape`` and ``ways``, which all networks take."""
         super().__init__()
         self.layers = nn.ModuleList(
             (nn.Linear(inputs, 40), nn.Linear(40, 40), nn.Linear(40, outputs))

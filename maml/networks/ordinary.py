@@ -1,8 +1,8 @@
-"""Ordinary modules, ``x → outputs``, made to serve as networks with explicit batch statistics.
+"""Turn ordinary modules, ``x → outputs``, into networks with explicit batch statistics.
 
 A network here maps ``(x, statistics)`` to ``(outputs, statistics)`` (`maml.networks.conv4`). An
-ordinary module becomes one by its batch normalisations. One that its author has put into evaluation
-mode, as in a frozen pre-trained body, uses its running statistics, which stay as they are.
+ordinary module becomes a network when its batch norms are replaced. A batch norm in evaluation
+mode, as in a frozen pre-trained body, uses its running statistics, which do not change.
 """
 
 import contextlib
@@ -18,11 +18,11 @@ from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
 
 AROUND = "module."
-"""What stands before the names that an ordinary module's author gave its parameters."""
+"""The prefix that `Ordinary` adds to the names of a module's parameters."""
 
 
 def own_name(network: nn.Module, name: str) -> str:
-    """Return the name that a network's author gave what is called ``name`` here."""
+    """Return ``name`` as the network's author gave it, without the prefix `AROUND`."""
     return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
@@ -43,7 +43,7 @@ def check_parameters(network: nn.Module, name: str) -> None:
 
 
 def untie(network: nn.Module) -> dict[str, str]:
-    """Let each parameter that layers share be one layer's, and return ``{other name: its name}``.
+    """Keep each shared parameter in its first layer; return ``{other name: first name}``.
 
     In the other layers it becomes a buffer, which a call replaces (`maml.networks.calls.apply`).
     """
@@ -61,9 +61,9 @@ def untie(network: nn.Module) -> dict[str, str]:
 
 
 def explicit(module: nn.Module, name: str) -> nn.Module:
-    """Return ``module`` as a network; itself, if its ``forward`` takes ``statistics`` already.
+    """Return ``module`` as a network: itself, if its ``forward`` takes ``statistics`` already.
 
-    ``name`` is what ``--network`` was given. Running statistics of another kind are refused.
+    ``name`` is the value of ``--network``. Raise `UserError` for a layer that cannot be converted.
     """
     if "statistics" in inspect.signature(module.forward).parameters:
         module.tied = untie(module)  # type: ignore[assignment]
@@ -89,7 +89,7 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
 
 
 class Ordinary(nn.Module):
-    """An ordinary module as a network; ``tied``: which parameters are others', and whose."""
+    """An ordinary module as a network; ``tied`` is the result of `untie`."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -113,15 +113,15 @@ class Ordinary(nn.Module):
 class ExplicitNorm(nn.Module):
     """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape.
 
-    By its running statistics, where ``norm`` was in evaluation mode. They are parameters, which are
-    frozen: a checkpoint has them, and ``--init`` finds them by their name in torch.
+    If ``norm`` was in evaluation mode, the layer uses its running statistics. They are frozen
+    parameters, so a checkpoint has them, and ``--init`` finds them by their name in torch.
     """
 
     def __init__(self, norm: _BatchNorm, tape: Tape) -> None:
         super().__init__()
         self.eps, self.tape = norm.eps, tape
         self.training = self._made_in = norm.training
-        # None where the layer has no scale and shift of its own.
+        # None if the layer has no scale and shift.
         self.weight, self.bias = norm.weight, norm.bias
         self.running_mean: nn.Parameter | None = None
         self.running_var: nn.Parameter | None = None
@@ -130,7 +130,7 @@ class ExplicitNorm(nn.Module):
             self.running_var = nn.Parameter(norm.running_var, requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x``; refuse another mode than that which ``norm`` was made in."""
+        """Normalise ``x``; raise ``RuntimeError`` if the mode has changed."""
         if self.training != self._made_in:
             raise RuntimeError(
                 "forward switches the mode of a batch norm, which keeps the one that it has when "
@@ -155,9 +155,9 @@ class _WeightNorm(parametrizations._WeightNorm):
 
 @contextlib.contextmanager
 def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
-    """Switch a network between training and test, as dropout reads it.
+    """Switch a network between training and evaluation mode, which dropout reads.
 
-    What its author has put into evaluation mode stays there, and batch norms stay as they are made.
+    Layers that the author has put into evaluation mode stay there, and batch norms keep their mode.
     """
     modes = {m: m.training for m in network.modules() if not isinstance(m, ExplicitNorm)}
     for module, made_training in modes.items():
@@ -172,10 +172,10 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
 def _replaced(
     module: nn.Module, tape: Tape, made: dict[nn.Module, nn.Module] | None = None
 ) -> nn.Module:
-    """Return ``module`` with its batch normalisations, or itself, made explicit."""
+    """Return ``module`` with each batch norm, which may be ``module``, replaced."""
     made = {} if made is None else made
     if isinstance(module, _BatchNorm):
-        if module not in made:  # one that stands in two places is one
+        if module not in made:  # a norm in two places is replaced by one norm
             made[module] = ExplicitNorm(module, tape)
         return made[module]
     if isinstance(module, Taped):
@@ -203,7 +203,7 @@ def norm_parameters(network: nn.Module) -> list[str]:
 
 
 def to_buffers(network: nn.Module, names: Iterable[str]) -> None:
-    """Turn parameters of ``network`` into buffers: tensors it is called with, that do not learn."""
+    """Turn parameters of ``network`` into buffers: a call replaces them, and they do not learn."""
     for name in names:
         path, _, attribute = name.rpartition(".")
         module = network.get_submodule(path)
@@ -213,7 +213,7 @@ def to_buffers(network: nn.Module, names: Iterable[str]) -> None:
 
 
 def tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return all that a network is called with, by name: parameters and buffers."""
+    """Return the tensors that a network is called with, by name: parameters and buffers."""
     return {
         f"{path}.{name}" if path else name: tensor
         for path, module in network.named_modules()

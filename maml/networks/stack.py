@@ -1,12 +1,12 @@
 """The blocks of a `Conv4` as one differentiable operation, which compiled kernels compute.
 
-`features` is to autograd and ``torch.func`` what any operation of torch is, whatever head and loss
-follow. Compiled are its value, its derivative by the weights, and in a plain backward pass the
-derivative of that. All others, by images, by statistics or of a higher order, are those of torch's
-own operations, which compute the same.
+Autograd and ``torch.func`` treat `features` as any operation of torch, under any head and loss. The
+kernels compute its value, its derivative by the weights, and in a plain backward pass the
+derivative of that derivative. Torch's own operations compute all other derivatives: by images, by
+statistics, or of a higher order.
 
-A tensor of B tasks has a leading dimension B, one that they share has none: so the same function
-serves one task and all.
+A tensor of B tasks has a leading dimension B; a shared tensor has none. So the same function serves
+one task and many.
 
 Shape legend: B tasks, E examples, C H W, F filters, L blocks, n features.
 """
@@ -29,11 +29,11 @@ from maml.kernels.convnet import Shape, convnet
 from maml.networks.tasks import Tensors, batched, n_tasks_of, of_each_task, of_tasks
 
 _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
-"""Dimensions of one task's images, statistics and features, and of what passes keep."""
+"""How many dimensions one task's images, statistics, features and kept maps have."""
 
 
 class Stack:
-    """A stack of blocks: of each a convolution ``[F, C, 3, 3]``, bias, scale and shift ``[F]``."""
+    """A stack of blocks; each has a convolution ``[F, C, 3, 3]``, bias, scale and shift ``[F]``."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape, self.passes = shape, convnet(shape)
@@ -42,7 +42,7 @@ class Stack:
         self.others = [i for i in range(4 * shape.layers) if i not in self.biases]
 
     def of_passes(self, weights: Tensors) -> list[Any]:
-        """Return those that the kernels read."""
+        """Return the weights that the kernels read: all but the biases."""
         return [weights[i] for i in self.others]
 
     def plain(self, x: Tensor, given: Tensor | None, *weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,12 +75,12 @@ def features(
     key = None if known is None else (stack, keeps, *map(_identity, inputs))
     if known is not None and key in known:
         _, *results = known[key]
-        # What was made within a transform that has ended is known to those around it.
+        # A tensor of a transform that has ended is unwrapped for the transforms around it.
         found, used = map(torch._C._functorch.unwrap_if_dead, results)
         return found, used
     found, used, *_ = _Features.apply(stack, keeps, *inputs)
     if known is not None:
-        # With the inputs: an id is theirs as long as they live.
+        # Keep the inputs, too: an id is unique only as long as its tensor lives.
         known[key] = inputs, found, used
         if len(known) > _REMEMBERED:
             del known[next(iter(known))]
@@ -96,16 +96,16 @@ def _identity(tensor: Tensor | None) -> Any:
 
 _memory = threading.local()
 _REMEMBERED = 4
-"""Results that are remembered: of support and query set, each with its statistics or with others'.
-Where weights move, all are in vain."""
+"""How many results are remembered: support and query set, each with own or with other statistics.
+When the weights move, no remembered result is of use."""
 
 
 @contextlib.contextmanager
 def remembering(anything: bool = True) -> Iterator[None]:
-    """Compute the features of the same images by the same weights once, within the context.
+    """Compute features only once in this context for the same images and the same weights.
 
-    So an inner loop that moves the output layer alone goes through the blocks once, and once back.
-    Without ``anything`` nothing is remembered, nor answered from what is.
+    So an inner loop that moves only the output layer takes one pass forward through the blocks, and
+    one back. With ``anything`` False, results are neither remembered nor reused.
     """
     before = getattr(_memory, "known", None)
     _memory.known = {} if anything else None
@@ -116,15 +116,15 @@ def remembering(anything: bool = True) -> Iterator[None]:
 
 
 def is_stack(node: Any) -> bool:
-    """Say whether a node of autograd's graph is that of `features`."""
+    """Return whether a node of autograd's graph belongs to `features`."""
     return isinstance(node, _Features._backward_cls)
 
 
 class _Features(Function):
-    """(images, statistics, weights) → features, statistics used; by the maps; what is kept.
+    """(images, statistics, weights) → features, statistics used; ``beside``; kept maps.
 
-    The third output is nothing by itself: what `_Pull` reads of the maps in between has its
-    derivative there, for the way back through them.
+    ``beside`` holds only zeros. `_Pull` takes it in place of the maps between the layers: its
+    cotangent carries the derivative of `_Pull` by these maps to this backward pass.
     """
 
     @staticmethod
@@ -134,7 +134,7 @@ class _Features(Function):
         passes, own = stack.passes, stack.of_passes(weights)
         n_tasks = n_tasks_of((x, given, *weights), (_IMAGES, _GIVEN, *stack.ranks))
         images = of_tasks(x, _IMAGES, n_tasks)
-        # Kernels do without.
+        # The kernels compute without biases.
         biases = torch.stack(torch.broadcast_tensors(*weights[1::4]), -2)
         if given is not None:
             given = of_tasks(given, _GIVEN, n_tasks).clone()
@@ -192,10 +192,10 @@ class _Features(Function):
 
 
 class _Pull(Function):
-    """(features' cotangent, images, maps, weights) → the gradient by each weight; what is kept.
+    """(cotangent, images, ``beside``, kept maps, weights) → gradient by each weight; kept maps.
 
-    The gradient by a weight is summed over the tasks that share it, unless it is asked
-    ``of_each``. Images are there for torch's own operations alone.
+    The gradient by a weight is summed over the tasks that share the weight, unless ``of_each`` is
+    set. Only torch's own operations read the images.
     """
 
     @staticmethod
@@ -254,7 +254,7 @@ def _pulled(
     stack: Stack, of_each: bool, cotangent: Tensor, beside: Tensor | None, kept: Tensor,
     weights: Sequence[Tensor], *, again: bool,
 ) -> tuple[list[Tensor], Tensor | None]:  # fmt: skip
-    """Return the gradient by each weight as `_Pull` does, and what is kept."""
+    """Return the gradient by each weight as `_Pull` does, and kept maps or None."""
     n_tasks = len(kept) if kept.dim() > _ROW else None
     total = n_tasks is not None and not of_each and n_tasks_of(weights, stack.ranks) is None
     found, back = stack.passes.pull_back(
@@ -265,7 +265,7 @@ def _pulled(
         total=total,
         again=again,
     )
-    for i in stack.biases:  # zero, as the norm subtracts them; as large as the scale's, there now
+    for i in stack.biases:  # zero, because the norm subtracts biases; the size is the scale's
         found.insert(i, torch.zeros_like(found[i]))
     gradients = []
     for gradient, weight, rank in zip(found, weights, stack.ranks, strict=True):
@@ -278,7 +278,7 @@ def _pulled(
 
 
 def _may_go_on() -> bool:
-    """Whether what is computed now may be differentiated once more."""
+    """Return whether the current computation may be differentiated again."""
     return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
 
 
@@ -288,7 +288,7 @@ def _may_go_on() -> bool:
 def _plain_pull(
     stack: Stack, of_each: bool, cotangent: Tensor, x: Tensor, *weights: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return what `_Pull` does but for what is kept."""
+    """Return the gradients of `_Pull`, computed by torch, without kept maps."""
 
     def pull(cotangent: Tensor, x: Tensor, *weights: Tensor) -> Any:
         function = of_each_task(stack.plain, (_IMAGES, _GIVEN, *stack.ranks))
@@ -303,7 +303,7 @@ def _plain_pull(
 def _vjp(
     function: Callable[..., tuple[Tensor, ...]], inputs: Tensors, cotangents: Tensors
 ) -> list[Tensor | None]:
-    """Return the derivative by each input that is there; a cotangent that is None is zero."""
+    """Return the derivative by each input that is not None; a None cotangent means zero."""
     there = [i for i, each in enumerate(inputs) if each is not None]
 
     def of_there(*own: Tensor) -> tuple[Tensor, ...]:
@@ -323,24 +323,24 @@ def _vjp(
     return found
 
 
-# ---- one tiny task by the kernels and by torch, before they serve a process ----------------------
+# ---- one tiny task by kernels and torch, before a process uses the kernels -----------------------
 
 CASES = ((torch.float64, False, 1e-10), (torch.float32, True, 1e-3))
-"""Type of numbers, whether the blocks pool, tolerance of a difference relative to the norm."""
+"""Dtype, whether the blocks pool, and tolerance of a difference relative to the norm."""
 
 
 @functools.cache
 def fault() -> str | None:
-    """Return what the compiled kernels compute wrongly, which is also said on stderr; or None."""
+    """Return what the compiled kernels compute wrongly, and print it on stderr; or None."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # several would wait for each other for longer than they compute
+    torch.set_num_threads(1)  # several would wait for each other longer than compute
     try:
-        # In a thread of its own, where no mode and no transform of whoever asks first holds.
+        # In a new thread, where the first caller's modes and transforms are not active.
         with ThreadPoolExecutor(1) as alone:
             for dtype, pool, tolerance in CASES:
                 for what, found, expected in alone.submit(results, dtype, pool).result():
                     off = float((found - expected).norm() / expected.norm())
-                    if not off <= tolerance:  # also where it is not a number
+                    if not off <= tolerance:  # also if it is NaN
                         wrong = (
                             f"the compiled kernels are wrong here: their {what} is off by {off:.1e}"
                         )

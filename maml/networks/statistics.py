@@ -22,26 +22,26 @@ class Tape:
         self.begin(None)
 
     def begin(self, given: Statistics | None, used: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """Begin a pass, or go to where one was; ``given`` as a network takes them."""
+        """Begin a pass with ``given`` statistics, or go back to its place after ``used``."""
         self.given, self.used = given, list(used)
 
     def next(self, n: int) -> Statistics | None:
-        """Return the given statistics of the next ``n`` normalisations, if any are."""
+        """Return the given statistics of the next ``n`` normalisations; None if none were given."""
         return None if self.given is None else self.given[len(self.used) : len(self.used) + n]
 
     def __getstate__(self) -> dict[str, object]:
-        # What a pass leaves behind may belong to autograd, or to vmap; it is of no use later.
+        # Drop a pass's tensors: they may belong to autograd or vmap, and have no later use.
         return {"given": None, "used": []}
 
 
 class Taped(nn.Module):
-    """A layer that takes its statistics from the tape of the network that it is a part of."""
+    """A layer that takes its statistics from the tape of its network."""
 
     tape: Tape | None = None
 
 
 EPS = 1e-3
-"""The default of the layer that MAML's released code uses."""
+"""The default ``eps`` of the batch norm layer in MAML's released code."""
 
 
 def normalise(
@@ -53,9 +53,9 @@ def normalise(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Return batch-normalised ``x [E, C, …]``, and the mean and biased variance used, ``[C]``.
 
-    ``given`` statistics are used as they are; None: those of ``x``. Scale and shift are ``[C]``.
+    ``given`` is used unchanged; None: the statistics of ``x`` are used. Scale and shift: ``[C]``.
     """
-    # As fast as torch's own layer. torch.func batches the gradient of that wrongly.
+    # As fast as torch's own layer, but torch.func batches that layer's gradient wrongly.
     if given is None and not is_functorch_wrapped_tensor(x) and forward_ad._current_level < 0:
         found, mean, variance = _Fused.apply(x, weight, bias, eps)
         return found, (mean, variance)
@@ -63,7 +63,7 @@ def normalise(
         variance, mean = torch.var_mean(x, dim=_all_but_channels(x), correction=0)
     else:
         mean, variance = given
-    # A tensor, not a number: the forward derivative of "+ number" makes a zero on the CPU.
+    # A tensor, because the forward derivative of "+ number" makes a zero on the CPU.
     scale = torch.rsqrt(variance + variance.new_full((), eps))
     if weight is not None:
         scale = weight * scale
@@ -77,7 +77,7 @@ def _all_but_channels(x: Tensor) -> list[int]:
 
 
 class _Fused(Function):
-    """Torch's batch normalisation, whose statistics can be differentiated, too."""
+    """Torch's batch normalisation with differentiable statistics."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class _Fused(Function):
         x, weight, mean, scale = ctx.saved_tensors
         gradients: list[Tensor | None] = [None, None, None]
         if of_found is not None:
-            # As a function of all but mean and scale, it is differentiated by torch.
+            # Torch can differentiate this again, by all inputs except mean and scale.
             gradients = list(
                 torch.ops.aten.native_batch_norm_backward(
                     of_found, x, weight, None, None, mean, scale, True, ctx.eps,

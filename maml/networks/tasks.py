@@ -1,4 +1,4 @@
-"""Tensors of one task or of B, by their dimensions: one that tasks share has no leading B."""
+"""Helpers for tensors of one task or of B tasks. A shared tensor has no leading dimension B."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -10,7 +10,7 @@ Tensors: TypeAlias = Sequence[Tensor | None]
 
 
 def n_tasks_of(tensors: Tensors, ranks: Sequence[int]) -> int | None:
-    """Return B if one of the tensors is of B tasks."""
+    """Return B if a tensor has a leading dimension B, else None."""
     for tensor, rank in zip(tensors, ranks, strict=True):
         if tensor is not None and tensor.dim() > rank:
             return len(tensor)
@@ -18,7 +18,7 @@ def n_tasks_of(tensors: Tensors, ranks: Sequence[int]) -> int | None:
 
 
 def of_tasks(tensor: Tensor, rank: int, n_tasks: int | None) -> Tensor:
-    """Return ``[B, …]`` of what is that or shared; without a B, of one task."""
+    """Return ``tensor`` as ``[B, …]``, expanded if shared; without a B as ``[1, …]``."""
     return tensor if tensor.dim() > rank else tensor.expand(n_tasks or 1, *tensor.shape)
 
 
@@ -29,9 +29,9 @@ def batched(
     inputs: Tensors,
     ranks: Sequence[int],
 ) -> tuple[Any, int]:
-    """Return what ``function(again, *inputs)`` does by ``torch.func.vmap``, as a rule of that.
+    """Batch ``function(again, *inputs)``, as the ``vmap`` rule of an autograd ``Function``.
 
-    ``again``: whether some inputs are of B tasks already; then the rest is done one by one.
+    ``again``: some inputs have a dimension B already, so the new one is computed entry by entry.
     """
     found = [
         tensor if dim is None else tensor.movedim(dim, 0)  # type: ignore[union-attr]
@@ -51,7 +51,7 @@ def batched(
 
 
 def of_each_task(function: Callable[..., Any], ranks: Sequence[int]) -> Callable[..., Any]:
-    """Return a function of one task as one of B tasks, if it is called with any."""
+    """Extend a function of one task: with tensors of B tasks it computes each task."""
 
     def call(*tensors: Tensor | None) -> Any:
         dims = [

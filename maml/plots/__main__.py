@@ -4,8 +4,8 @@
     python -m maml.plots runs/maml runs/anil --names MAML ANIL --folder figures
     python -m maml.plots runs/sweeps/inner-rate          # all trials of a sweep
 
-Runs that differ in their seed alone are one method, drawn as their mean and each of them. What is
-drawn with a model that needs code of a user's own is left out without ``--trust``.
+Runs that differ only in their seed are one method: its plot shows the mean and each run. Without
+``--trust``, pictures of a model that needs a user's own code are left out.
 """
 
 import re
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 
 
 def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
-    """Return the runs by method; as many ``names`` as methods, or as runs, are their labels."""
+    """Return the runs by method; ``names`` has one label for each method, or for each run."""
     methods = reading.methods(runs)
     if names is None:
         return methods
@@ -95,7 +95,7 @@ def pictures(
 
 
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Model]]:
-    """Return the models of few-shot runs, but for code that they name and nobody trusts."""
+    """Return the models of few-shot runs by method; leave out runs that name untrusted code."""
     found: dict[str, list[Model]] = {}
     refused: dict[str, None] = {}
     for name, run in ((name, run) for name, each in methods.items() for run in each):

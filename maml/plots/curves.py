@@ -1,4 +1,4 @@
-"""Curves: of one run as it ends, of many by method and seed; scores by inner steps."""
+"""Draw curves: of one finished run, of many runs by method and seed, of scores by inner steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ from maml.worker import Worker
 def draw_curves(
     run_dir: Path, config: Config, result: dict[str, Any], worker: Worker, meta_params: Params
 ) -> Path:
-    """Draw loss and accuracy (or return); of regression, loss and an adapted curve."""
+    """Draw loss and accuracy (or return); for regression, draw loss and an adapted curve."""
     from matplotlib.ticker import LogFormatter
 
     rows = read_rows(run_dir / "metrics.jsonl")
@@ -46,7 +46,7 @@ def draw_curves(
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
     if batches:
         for axis in axes:
-            # No query is told from a support example here.
+            # A mini-batch does not separate queries from support examples.
             axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
             axis.set_xlabel("iteration")
     figure.suptitle(title(config))
@@ -54,10 +54,10 @@ def draw_curves(
 
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
-    """Draw one metric: in training, of ``of``; at validations; at the test."""
+    """Draw one metric: in training (over ``of``, tasks or mini-batches), validations and test."""
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
     validation = [row for row in rows if row.get("split") == "validation"]
-    # The rows hold both; drawn is what the test's headline is.
+    # The rows hold both variants of a metric. Draw the variant of the test's headline.
     headline = "" if result["transductive"] else "non_transductive_"
     if training:
         iterations, values = zip(*training, strict=True)
@@ -79,7 +79,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
 
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
-    """Draw the first test task, a curve, after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
+    """Draw the fit to the first test task after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
     task = episodes.tasks(torch.tensor([0]))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
@@ -99,7 +99,7 @@ def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: 
 
 
 def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
-    """Return a figure of each method's validations, or of its smoothed training, with the mean."""
+    """Return a figure of each method's validations (else smoothed training) and their mean."""
     runs = [run for each in methods.values() for run in each]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
     validates = any(_validated(run, metric) for run in runs)
@@ -108,7 +108,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     for name, of_method in methods.items():
         curve = _validated if validates else _smoothed
         each = [curve(run, metric) for run in of_method]
-        # Where runs are under way, only what all of them have reached is a mean of them all.
+        # Runs may be unfinished. Draw the iterations that all have reached, to average over all.
         whole = sorted(set.intersection(*map(set, each)))
         if whole:
             values = [[of_run[i] for i in whole] for of_run in each]
@@ -131,7 +131,7 @@ def _smoothed(run: Run, metric: str) -> dict[int, float]:
 def line_of_seeds(
     axis: Any, x: Sequence[float], each: Sequence[Sequence[float]], look: tuple[str, str], name: str
 ) -> None:
-    """Draw the mean of lines, one a seed, and of several each line, too, paler."""
+    """Draw the mean of the lines ``each``, one per seed; draw several lines themselves, paler."""
     colour, dash = look
     means = [fmean(values) for values in zip(*each, strict=True)]
     label = f"{name} ({len(each)} seeds)" if len(each) > 1 else name
@@ -160,7 +160,7 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     """Return a figure of the test score after each number of inner steps, by method and seed."""
     configs = [model.config for models in methods.values() for model in models]
     marked = [steps for c in configs for steps in (c.inner_steps, c.eval_inner_steps)]
-    # Up to 20, and those of the runs themselves, however many they are.
+    # Draw up to 20 steps, and always the runs' own numbers of steps, even above 20.
     steps = sorted({*range(min(max(5, 2 * max(marked)), 20) + 1), *marked})
     looks = style.look_of(list(methods))
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))

@@ -1,7 +1,7 @@
-"""What all pictures share: colours, sizes, percent axes, and the files that they become.
+"""The shared style of all pictures: colours, sizes, percent axes and output files.
 
-The colours are Okabe and Ito's (2008), which the colour-blind tell apart; without their yellow,
-which is lost on white.
+The colours are those of Okabe and Ito (2008), which colour-blind readers can distinguish. Their
+yellow is left out, because it is hard to see on white.
 """
 
 import io
@@ -18,11 +18,11 @@ BLUE, ORANGE, GREEN, RED, PINK, SKY, BLACK = COLOURS = (
 GREY = "#888888"
 DASHES = ("-", "--", ":")
 WIDEST = 56
-"""Letters of a line of a legend that there is room for."""
+"""Number of characters that fit on a legend's line."""
 
 
 def look_of(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Return a colour and a dash for each name; 21 look different."""
+    """Return a colour and a dash for each name; they repeat after 21 names."""
     looks = [(colour, dash) for dash in DASHES for colour in COLOURS]
     return {name: looks[i % len(looks)] for i, name in enumerate(names)}
 
@@ -31,7 +31,7 @@ def figure(
     rows: int = 1, columns: int = 1, size: tuple[float, float] = (5.0, 3.6), **options: Any
 ) -> Any:
     """Return a figure of ``rows × columns`` axes, each of ``size`` inches, and all axes."""
-    # Without pyplot: to import that takes longer than to draw, which a run does once.
+    # Avoid pyplot: importing it takes longer than drawing, and a run draws only once.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,9 +42,9 @@ def figure(
 
 
 def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
-    """Say what an axis shows: its labels, a grid, and above it a legend of what has a label.
+    """Add labels, a grid and, above the axis, a legend of everything that has a label.
 
-    ``metric``: what is drawn upwards; accuracies are shown as percent.
+    ``metric`` is the metric on the y-axis; accuracies are shown as percent.
     """
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -63,14 +63,14 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
             bbox_to_anchor=(0, 1), ncols=max(1, WIDEST // (max(map(len, labels)) + 8)),
         )  # fmt: skip
         for text in legend.get_texts():
-            text.set_parse_math(False)  # a user's own words may have a $
+            text.set_parse_math(False)  # a user's label may contain a $
 
 
 def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
-    """Write a figure as ``path``.png, and for papers as ``path``.pdf; return the former.
+    """Write a figure as ``path``.png and, for papers, as ``path``.pdf; return the PNG's path.
 
-    The figure grows by its legends and its title, so that its axes do not shrink. The PDF has no
-    title; its text stays text (TrueType), and the same picture is the same file.
+    Legends and title make the figure taller, so that its axes do not shrink. The PDF has no title
+    and no creation date, so the same picture gives the same file. Its text stays text (TrueType).
     """
     import matplotlib
 
@@ -92,7 +92,7 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return centred means of about a fifteenth of the rows, fewer near an end: they do not lag."""
+    """Return means over about a fifteenth of the rows, fewer at the ends; centred, without lag."""
     reach = max(1, len(values) // 30)
     halves = [min(reach, i, len(values) - 1 - i) for i in range(len(values))]
     return [sum(values[i - h : i + h + 1]) / (2 * h + 1) for i, h in enumerate(halves)]

@@ -1,4 +1,4 @@
-"""One task: its images with what was answered."""
+"""Draw one task: its images and the learner's answers."""
 
 from typing import Any
 
@@ -13,28 +13,28 @@ from maml.plots import style
 from maml.plots.style import BLUE, RED
 
 LONGEST = 12
-"""Letters of a class's name that there is room for."""
+"""Number of characters of a class's name that fit."""
 SHOWN = 6
-"""So many queries a class are shown, and so many of its support examples."""
+"""Show at most this many queries, and this many support examples, per class."""
 
 
 def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
-    """Return a test task ``[1, …]`` of a run, and its classes' names, or "class 1" and so on."""
+    """Return a test task ``[1, …]`` of a run, and its classes' names or "class 1", "class 2", …."""
     episodes = model.episodes("test").episodes
     ids = torch.tensor([index])
     known = episodes.names(ids)
     if known is None:
         return episodes.tasks(ids), [f"class {c + 1}" for c in range(model.ways or 0)]
-    # The last part of a path; the beginning of a long name.
+    # Show only the last part of a path, and only the beginning of a long name.
     short = [name.rpartition("/")[2] for name in known[0]]
     return episodes.tasks(ids), [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in short]
 
 
 def panel(model: Model, index: int = 0) -> Any:
-    """Draw a test task: a row a class, its support images, then its queries with the answers.
+    """Draw a test task: each row shows a class's support images, then its queries and answers.
 
-    A right answer has a blue frame and a tick, a wrong one a red frame, a cross and the class
-    that was answered. None for a regression, or what is no image.
+    A right answer has a blue frame and a tick. A wrong answer has a red frame, a cross and the
+    answered class. Return None for regression, or if the examples are not images.
     """
     if model.ways is None or model.image_shape is None:
         return None

@@ -1,1 +1,1 @@
-"""A process among others: how they start, meet, know of each other, and part."""
+"""How the processes of a run start, meet, watch each other, and end."""

@@ -1,7 +1,7 @@
-"""What the processes of a run write for each other into the launcher's store.
+"""Heartbeats and notices that the processes of a run exchange through the launcher's store.
 
-Each writes a number every second, its heartbeat, and reads the others': in a thread of its own, as
-a frozen store answers no question, whatever its time limit.
+Each process writes a number, its heartbeat, every second and reads heartbeats of others. A separate
+thread does this, because a frozen store never answers a request, even after the time limit.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ BEAT = 1.0
 """Seconds between two heartbeats."""
 
 LAST_BEAT = 0.1
-"""The same, once all is done: rank 0 waits for the others to leave."""
+"""Seconds between two heartbeats once all is done: rank 0 then waits for the others to leave."""
 
 OF_ALL = ("told", "done", "stop")
-"""Keys that all read with the heartbeats."""
+"""Keys that every process reads together with the heartbeats."""
 
 EVIDENCE = 5.0
-"""Seconds of silence that are enough where a connection has broken as well."""
+"""Seconds of silence that are enough if a connection has also broken."""
 
 LEFT = b"left"
-"""In place of a number: it has left in good order."""
+"""Written in place of a number: the process leaves in good order, or has read why all end."""
 
 T = TypeVar("T")
 
 
 class Finding(NamedTuple):
-    """Why processes are to end: the line, which rank was lost, if one was, and the exit code."""
+    """Why processes must end: the line to print, the lost rank (if any) and the exit code."""
 
     line: str
     rank: int | None = None
@@ -46,19 +46,19 @@ class Finding(NamedTuple):
 
     @classmethod
     def read(cls, text: bytes) -> "Finding":
-        """Return what `json.dumps` made of one."""
+        """Return the finding that `json.dumps` wrote as ``text``."""
         return cls(*json.loads(text))
 
 
 class Board:
-    """This process's view of what all have written, from `meet` to the end of its thread.
+    """This process's view of the store, from `meet` to the end of the heartbeat thread.
 
     Attributes:
         answered: When the store last answered.
-        broken: How the connection to it broke, since then; or "".
-        beats: The others' heartbeats; ``heard``: since when they stand.
-        told: The `Finding` by which all end, as JSON; or b"".
-        done: Whether rank 0 has said that all is done: b"" or not.
+        broken: How the connection to the store broke after that answer, or "".
+        beats: The latest heartbeat of each watched rank; ``heard``: when each last changed.
+        told: The `Finding` that is the reason why all processes end, as JSON, or b"".
+        done: Not empty once rank 0 has announced that all is done.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Board:
     ) -> None:
         """Write ``mine(n)`` as the n-th heartbeat; call ``cut_off`` when the connection breaks.
 
-        A signal that any process gets, perhaps it alone, is rank 0's ``stop``, too.
+        A stop signal that only one process gets also sets ``stop`` on rank 0.
         """
         self._world, self._clock, self._mine, self._cut_off = world, clock, mine, cut_off
         self._stop = stop
@@ -83,7 +83,7 @@ class Board:
         self._over = threading.Event()
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Learn who all are, RuntimeError if one does not come; hear ``judged`` from then on."""
+        """Watch ``judged`` from now on; return all identities. RuntimeError: a rank is missing."""
         self._room, world, rank = new_room("members"), self._world, self._world.rank
         store = own_connection(world, self._room)
         if rank == 0:
@@ -100,7 +100,7 @@ class Board:
         return members
 
     def leave(self) -> None:
-        """Write that this process has left; its thread ends."""
+        """Let the heartbeat thread write that this process has left, and then end."""
         self._over.set()
 
     def _beat(self) -> None:
@@ -130,14 +130,14 @@ class Board:
             self.answered, self.broken = now, ""
 
     def _reconnect(self, how: str) -> None:
-        """Report over a new connection, if the store is there, that this process lost its own."""
+        """Try to open a new connection; if this works, report that the old connection broke."""
         with contextlib.suppress(OSError, RuntimeError):
             self._store = new_connection(self._world, self._room, timeout=BEAT)
             self._cut_off(how)
         self.broken = how
 
     def silence(self, rank: int) -> float:
-        """Return the seconds since the last heartbeat of a rank, as far as the store has told."""
+        """Return the seconds between a rank's last heartbeat and the store's last answer."""
         return self.answered - self.heard[rank]
 
     def say_done(self) -> None:
@@ -148,12 +148,12 @@ class Board:
                 within(2.0, lambda: self._store.set("done", "yes"), None)
 
     def spare(self, rank: int) -> None:
-        """Write that the others go on without ``rank``, which is to say nothing if it lives."""
+        """Write that the run goes on without ``rank``: if it still lives, it prints nothing."""
         with contextlib.suppress(RuntimeError):
             self._store.set(f"spared {rank}", "yes")
 
     def tell(self, found: Finding) -> Finding:
-        """Tell all why they end; return it, or what was told before."""
+        """Tell all processes why they end; return ``found``, or the finding told before it."""
 
         def tell() -> Finding:
             return Finding.read(self._store.compare_set("told", "", json.dumps(found)))
@@ -161,7 +161,7 @@ class Board:
         return self._ask(tell, found)
 
     def may_speak(self, wait: float = 0.0) -> bool:
-        """Say whether this process, of all, says the line; after ``wait`` seconds for another."""
+        """Wait up to ``wait`` seconds for another to speak; return whether this process prints."""
         rank = self._world.rank
 
         def speaks() -> bool:
@@ -174,12 +174,12 @@ class Board:
             told: bytes = self._store.compare_set("spoken", "", str(rank))
             return told == str(rank).encode()
 
-        # Without a store, one that went with rank 0, it is the next one.
+        # Without the store, rank 0 prints. If rank 0 held it, both may be gone: rank 1 prints, too.
         last = 0 if launcher_holds_store() else 1
         return self._ask(speaks, rank <= last, wait)
 
     def _ask(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
-        """Return what the store answers to a question that takes ``wait`` seconds, if it does."""
+        """Return ``ask()``, which takes ``wait`` s, or ``otherwise`` if the store is silent."""
         if self.thread is None or self._clock.now() > self.answered + EVIDENCE:
             return otherwise
         return within(wait + 2.0, ask, otherwise)

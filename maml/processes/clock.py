@@ -1,4 +1,4 @@
-"""The time in which a process ran, and how long it waits for others by that time."""
+"""A clock of the time in which a process ran, and the waits for others by this clock."""
 
 import contextlib
 import threading
@@ -9,15 +9,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONGEST = 2.0
-"""Seconds that the clock moves on at most between two looks at it."""
+"""The clock advances by at most this many seconds between two readings."""
 
 
 class Clock:
-    """Seconds in which this process ran.
+    """A clock that counts the seconds in which this process ran.
 
-    A scheduler may suspend a whole job for hours. When it goes on, nobody was silent: all stood
-    still. By this clock the suspension took `LONGEST` seconds, whatever it took by others. So it
-    must be looked at more often than that, as by `maml.processes.liveness`.
+    A scheduler may suspend a whole job for hours. No process was silent then, because all stood
+    still. On this clock the suspension takes at most `LONGEST` seconds. So a thread must read the
+    clock more often than every `LONGEST` seconds; `maml.processes.liveness` does.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Clock:
         self._seen, self._seconds = time.monotonic(), 0.0
 
     def now(self) -> float:
-        """Return the seconds since the clock was made, without those of suspensions."""
+        """Return the seconds since the clock was made, without suspensions."""
         with self._lock:
             seen = time.monotonic()
             self._seconds += min(seen - self._seen, LONGEST)
@@ -34,17 +34,17 @@ class Clock:
 
 
 class Waits:
-    """Whether this process waits for others, and since when; else it is the one they wait for."""
+    """Tells whether this process waits for others, and since when; if not, others wait for it."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since: dict[object, float] = {}
-        # Whether it does only what it is called for, and the calls that it is in.
+        # Whether this process only serves calls, and the calls that it executes now.
         self._serves, self._calls = False, set[object]()
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
-        """Let a wait for others last no longer than ``--timeout``: then this process ends."""
+        """Count the body as a wait for others; beyond ``--timeout``, this process ends."""
         wait = object()
         self._since[wait] = self._clock.now()
         try:
@@ -54,7 +54,7 @@ class Waits:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """Let this process count as one that waits for others, but for the time of their calls."""
+        """Count this process as waiting for others, except while it executes their calls."""
         self._serves = True
         try:
             yield
@@ -63,7 +63,7 @@ class Waits:
 
     @contextlib.contextmanager
     def called(self) -> Iterator[None]:
-        """While another process has called this one, let it count as one that is at work."""
+        """Count this process as working while it executes another process's call."""
         call = object()
         self._calls.add(call)
         try:
@@ -75,13 +75,13 @@ class Waits:
         return bool(self._since or (self._serves and not self._calls))
 
     def longest(self) -> float:
-        """Return the seconds of the longest `limited` wait so far."""
+        """Return how many seconds the oldest open `limited` wait has lasted; 0 without one."""
         now = self._clock.now()
         return now - min(list(self._since.values()), default=now)
 
 
 def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
-    """Return ``action()``, or ``otherwise`` if it fails or takes longer: a store may be frozen."""
+    """Return ``action()``; ``otherwise`` if it fails or is too slow, as with a frozen store."""
     found = [otherwise]
 
     def act() -> None:

@@ -1,6 +1,6 @@
-"""Which process it is, beyond its number, and whether the kernel has killed one for memory.
+"""Identify a process by more than its id, and count the processes killed for lack of memory.
 
-Numbers are used again, and every host has its own.
+A process id is not enough: systems reuse ids, and every host has its own ids.
 """
 
 import os
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import psutil
 
 KILLED = 2.0
-"""Seconds that a killed process takes at most to be gone."""
+"""Wait at most this many seconds until a killed process is gone."""
 
 
 class Identity(NamedTuple):
-    """A process. ``place``: the boot and the container in which its number counts."""
+    """A process. ``place``: the boot and the container in which its process id is valid."""
 
     host: str
     place: str
@@ -27,19 +27,19 @@ class Identity(NamedTuple):
 
     @classmethod
     def own(cls) -> "Identity":
-        """Return this process's."""
+        """Return this process's identity."""
         return cls(platform.node(), _place(), os.getpid(), started(os.getpid()))
 
     @property
     def is_near(self) -> bool:
-        """Whether this process sees it among the processes of its own host."""
+        """Whether the process is in this host's boot and container: its id is valid here."""
         return self.place == _place()
 
     def is_gone(self) -> bool:
-        """Whether the process has ended, as far as can be told from here.
+        """Return whether the process has ended, as far as this process can see.
 
-        Of another host, or another container of this one, nothing is known; what ran before this
-        host was started is gone.
+        For another host or another container, return False. If the process ran before this host's
+        last boot, return True.
         """
         (boot, space), (own_boot, own_space) = self.place.split(), _place().split()
         if self.host != platform.node() or space != own_space:
@@ -47,7 +47,7 @@ class Identity(NamedTuple):
         return boot != own_boot or started(self.pid) != self.since
 
     def is_stopped(self) -> bool:
-        """Whether one that `is_near` was stopped by a signal (SIGSTOP, SIGTSTP)."""
+        """Return whether a signal (SIGSTOP, SIGTSTP) stopped the process, which must be near."""
         try:
             status = psutil.Process(self.pid).status()
         except psutil.Error:
@@ -55,7 +55,7 @@ class Identity(NamedTuple):
         return status == psutil.STATUS_STOPPED and not self.is_gone()
 
     def kill(self) -> bool:
-        """Kill one that `is_near`; return whether it was there."""
+        """Kill the process, which must be near (`is_near`); return whether it was still there."""
         if self.is_gone():
             return False
         with suppress(OSError):
@@ -66,20 +66,20 @@ class Identity(NamedTuple):
         return True
 
     def resident(self) -> int:
-        """Return the bytes of memory that one that `is_near` has; 0 if it is gone."""
+        """Return the bytes of memory of the process, which must be near; 0 if it is gone."""
         with suppress(psutil.Error):
             return int(psutil.Process(self.pid).memory_info().rss)
         return 0
 
 
 def started(pid: int) -> str:
-    """Return when a process of this host was started, the same whenever it is asked; "" if gone.
+    """Return when a process of this host started, equal at every call; "" if it is gone.
 
-    Counted from the boot where the system tells: the clock may be set meanwhile.
+    On Linux the time counts from the boot, because the system's clock may be set meanwhile.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        # Behind the name, which may hold anything: the state, and 19 fields later the start.
+        # After the name, which may hold any characters: the state, and 19 fields later the start.
         state, *fields = stat.rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
     except (OSError, ValueError, IndexError):
@@ -91,7 +91,7 @@ def started(pid: int) -> str:
 
 
 def _place() -> str:
-    """Return the boot of this host and the space of process numbers, without spaces within."""
+    """Return this host's boot and namespace of process ids; the only blank separates the two."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -104,17 +104,17 @@ def _place() -> str:
 
 
 class OutOfMemory:
-    """Counts the processes of this host that the kernel kills from here on, for want of memory."""
+    """Counts the processes of this host that the kernel kills, from now on, for lack of memory."""
 
     def __init__(self, counts: Path = Path("/proc/vmstat")) -> None:
-        """``counts``: the kernel's, of all its control groups."""
+        """``counts``: the kernel's file of counters, which cover all control groups."""
         self._counts = counts
         self._before = self._kills()
 
     def cause(self, which: str, had: int | None) -> str:
-        """Return what to add to the news of a killed process; "" if the kernel has killed none.
+        """Return what to append to the line about a killed process; "" if the kernel killed none.
 
-        ``had``: the bytes that it, or ``which`` process else, was last seen to have, if it was.
+        ``had``: the bytes of memory last seen for the process that ``which`` names, if known.
         """
         count = self._kills() - self._before
         if count <= 0:

@@ -1,6 +1,6 @@
-"""What has started this process, torchrun or launch/local, and what happens when it is gone.
+"""Watch the launcher that started this process (torchrun or launch/local), and end if it is gone.
 
-Nobody would end its processes then: they would train on beside those that take their place.
+Without this, processes without a launcher would train on next to those that replace them.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ LOOK = 0.25
 """Seconds between two looks at the launcher."""
 
 ENDS = 30.0
-"""Seconds in which a process has ended whose launcher is gone."""
+"""A process whose launcher is gone ends within this many seconds."""
 
 LOCAL = "launch/local by process "
-"""How the name of a start begins that launch/local gives it; what follows is its process id."""
+"""The prefix of the run id that launch/local sets. The process id of launch/local follows."""
 
 STORE = "MAML_STORE_LISTENER"
-"""The variable in which launch/local says on which file descriptor rank 0's store may listen."""
+"""Environment variable of launch/local: the file descriptor on which rank 0's store may listen."""
 
 MET = "MAML_ALL_HAVE_MET"
-"""The variable in which launch/local says to which file descriptor rank 0 writes, once all watch
-over each other: from then on they end by themselves what must end."""
+"""Environment variable of launch/local: the file descriptor to which rank 0 writes once all
+processes watch each other. From then on they, not launch/local, decide which process must end."""
 
 
 def _end(line: str) -> None:
-    """Say it once a host, and end: nothing has begun that could be saved."""
+    """Print the line once per host, and exit. There is nothing to save yet."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"error: {line}", file=sys.stderr, flush=True)
     os._exit(1)
@@ -41,9 +41,9 @@ _gone = threading.Event()
 
 
 def watch_launcher() -> None:
-    """Look from here on whether the launcher lives, if there is one: call it first of all.
+    """Watch from now on whether the launcher (if any) lives; call this before anything else.
 
-    Until `when_lost` says what is to be done, this process ends when it is gone.
+    If the launcher is gone, this process ends, unless `when_lost` has set another action.
     """
     start = os.environ.get("TORCHELASTIC_RUN_ID")
     if start is None:
@@ -55,28 +55,28 @@ def watch_launcher() -> None:
     name = f"the launcher ({kind}, host {platform.node()}, pid {pid})"
     if pid != parent:
         _end(f"{name} was killed")
-    if _store_is_gone():  # and a parent that has adopted this process may have that number
+    if _store_is_gone():  # torchrun died early; `parent` has adopted this process
         _end("the launcher (torchrun) is gone: its store refuses connections")
     threading.Thread(target=_watch, args=(pid, f"{name} was killed"), daemon=True).start()
 
 
 def when_lost(action: Callable[[str], None]) -> None:
-    """Let ``action`` be called in a thread, with the line for it, once the launcher is gone."""
+    """Call ``action(line)`` in a thread once the launcher is gone; the line tells how it ended."""
     global _action
     _action = action
 
 
 def let_it_be_named() -> None:
-    """Do not return if the launcher is gone: whatever else fails then is no cause of its own.
+    """Do not return if the launcher is gone: its loss is the cause of any other failure then.
 
-    Its sockets close a moment before the system gives its processes another parent.
+    Wait a moment to find out. The launcher's sockets close before its processes get a new parent.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ and _gone.wait(4 * LOOK):
         time.sleep(ENDS)
 
 
 def say_all_have_met() -> None:
-    """On rank 0: tell the launcher, if it asks."""
+    """On rank 0: write to the descriptor in `MET`, if launch/local has set one."""
     descriptor = os.environ.pop(MET, None)
     if descriptor is not None:
         with contextlib.suppress(OSError), os.fdopen(int(descriptor), "wb") as told:
@@ -84,7 +84,7 @@ def say_all_have_met() -> None:
 
 
 def launcher_holds_store() -> bool:
-    """Whether the store is torchrun's: it outlives the processes, and their restarts."""
+    """Return whether torchrun holds the store, which then outlives the processes and restarts."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -96,7 +96,7 @@ def _watch(pid: int, line: str) -> None:
 
 
 def _store_is_gone() -> bool:
-    """Say so if the launcher had opened a store, as torchrun does first, which now refuses."""
+    """Return whether the launcher's store, which torchrun opens first, now refuses connections."""
     where = (os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     if not (launcher_holds_store() and all(where)):
         return False
@@ -105,5 +105,5 @@ def _store_is_gone() -> bool:
     except ConnectionRefusedError:
         return True
     except (OSError, ValueError):
-        pass  # What else is wrong with the address is said later, by whoever needs it.
+        pass  # The code that uses the address will report any other fault in it.
     return False

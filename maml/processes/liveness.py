@@ -1,16 +1,16 @@
-"""Who takes part in a run, and who lives: the one place that knows, for every strategy.
+"""Watch which processes of a run are alive: the one place for this, for every strategy.
 
-Each process writes a number into the launcher's store every second, its heartbeat. Rank 0 reads
-those of all, the others read rank 0's: rank 0 judges all, and all judge rank 0. What is seen stands
-in docs/strategies.md ("When a process is lost"). A silence of `EVIDENCE` seconds is enough where a
-connection broke as well, or a wait was too long. A heartbeat says whether its process waits for
-others: whoever does not is the one that they wait for. One that fails says so in place of a number.
+Each process writes a number, its heartbeat, into the launcher's store every second. Rank 0 reads
+and judges all processes. The others read and judge only rank 0. docs/strategies.md ("When a process
+is lost") lists what they detect. `EVIDENCE` seconds of silence are enough if a connection also
+broke, or if a wait was too long. A heartbeat tells whether its process waits for others. A process
+that does not wait keeps the others waiting. A failing process writes its failure as its heartbeat.
 
-Time is that of `maml.processes.clock`: a job that was suspended as a whole goes on.
+Time is that of `maml.processes.clock`, so a job that was suspended as a whole goes on.
 
-Then all end: one process says in one line who was lost, and how. But once all is done, which rank 0
-says, rank 0 ends as if nobody was lost. A thread does all this, as the main thread may wait in a
-transport's call, where Python runs nothing else.
+After a loss all processes end, and one prints a line: which process was lost, and how. But once
+rank 0 has announced that all is done, rank 0 ends as if no process was lost. A thread does all
+this. The main thread may wait in a transport's call, where it can run no other Python code.
 """
 
 import json
@@ -31,32 +31,32 @@ from maml.processes.signals import StopRequest
 from maml.processes.world import World
 
 SPEAK = 4.0
-"""Seconds in which rank 0 says why all end. Then another process does."""
+"""Seconds in which rank 0 prints why all end. After that, another process prints it."""
 
 LAST_WORDS = 20.0
-"""Seconds that a process takes at most to save what it has, before it ends."""
+"""Before a process ends, it may take at most this many seconds to save its work."""
 
 GOODBYE = 10.0
 """Seconds that rank 0 waits for the others at most, once all is done."""
 
 _FAILED, _WAITS = b"!", b" waits"
-"""In place of a number: it has failed, and what follows is the line. After a number: it waits for
-others, or for something to do."""
+"""The heartbeat of a failed process begins with `_FAILED`; its `Finding` follows as JSON. The
+heartbeat of a process that waits, for others or for work, ends with `_WAITS`."""
 
 
 class Liveness:
-    """Watches over the processes of a run, from `watch` to `leave`. One process watches nobody.
+    """Watches the processes of a run, from `watch` to `leave`. A single process watches no other.
 
     Attributes:
-        survives: Called on rank 0, in a thread, with a rank that was lost and the line for it;
-            where it returns True, the others go on.
-        last_words: Called in a thread before this process ends, with the line: to save what it has.
-        clock: By which a wait for others is too long; it runs from `watch` to `leave`.
-        excused: On rank 0, the ranks without which the others go on.
+        survives: Called on rank 0, in a thread, with a lost rank and the line about its loss. If it
+            returns True, the others go on.
+        last_words: Called in a thread with the line, before this process ends, to save its work.
+        clock: Measures silences and waits for others; it runs from `watch` to `leave`.
+        excused: On rank 0: the lost ranks without which the others go on.
     """
 
     def __init__(self, world: World, timeout: float, stop: StopRequest) -> None:
-        """Give a process up after ``timeout`` seconds of silence; rank 0 hears all's ``stop``."""
+        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``."""
         self.world, self.timeout = world, timeout
         self._limit = f"--timeout {timeout:g}"
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
@@ -72,15 +72,15 @@ class Liveness:
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
-        # Its own failure; why it suspects another; who has ended, and since when; whether a loss
-        # after the end was said.
+        # This process's failure; why it suspects a loss; whether it has printed a loss after the
+        # end; the ranks that have ended, and since when.
         self._failure: Finding | None = None
         self._suspected, self._said = "", False
         self._ended: dict[int, float] = {}
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
     def watch(self) -> None:
-        """Meet all others, and watch over them; RuntimeError if one does not come."""
+        """Meet all other processes and watch them; raise RuntimeError if one is missing."""
         if self.world.size > 1:
             self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
             say_all_have_met()
@@ -89,7 +89,7 @@ class Liveness:
         when_lost(lambda line: self._meet_end(Finding(line)))
 
     def finish(self) -> None:
-        """On rank 0: all is done, and written. A later loss takes nothing back."""
+        """On rank 0: announce that all is done and written. A later loss does not fail the run."""
         self._board.say_done()
 
     @property
@@ -98,14 +98,14 @@ class Liveness:
 
     @property
     def finished(self) -> bool:
-        """Whether rank 0 has said that all is done, as far as this process knows."""
+        """Whether rank 0 has announced that all is done, as far as this process has read."""
         return bool(self._board.done)
 
     def leave(self) -> None:
-        """Watch no more, and be missed by nobody: all is done. Rank 0 is last.
+        """Stop watching, and let no other process miss this one: all is done. Rank 0 leaves last.
 
-        Where no launcher holds the store, rank 0 does, and it goes with its process. One that does
-        not leave is not waited for long, and that is no error.
+        If no launcher holds the store, rank 0 holds it, and the store ends with rank 0. Rank 0
+        waits at most `GOODBYE` seconds. A process that has not left by then is no error.
         """
         if self._is_zero and not self._over.is_set():
             deadline = time.monotonic() + min(self.timeout, GOODBYE)
@@ -115,12 +115,12 @@ class Liveness:
         self._board.leave()
         when_lost(lambda line: None)
         for thread in filter(None, (self._board.thread, self._judge_thread)):
-            # One that is in a question to the store must not meet the interpreter's end; but a
-            # frozen store does not answer.
+            # No thread should be in a request to the store when the interpreter ends. But do not
+            # wait for ever, because a frozen store does not answer.
             thread.join(2.0)
 
     def name(self, ranks: Iterable[int]) -> str:
-        """Return how to call the processes of these ranks."""
+        """Return the names of these ranks' processes, for a message."""
         return ", ".join(
             f"rank {rank} (host {self.members[rank].host}, pid {self.members[rank].pid})"
             if rank in self.members
@@ -129,29 +129,29 @@ class Liveness:
         )
 
     def staying(self) -> set[int]:
-        """Return the ranks that have not left, of those it watches."""
+        """Return the watched ranks that have not left."""
         return {rank for rank in self._board.heard if self._board.beats.get(rank) != LEFT}
 
     def silent(self, seconds: float) -> set[int]:
-        """Return the `staying` that were lost, or silent for so long."""
+        """Return the `staying` ranks that were lost, or silent for more than ``seconds``."""
         board = self._board
         found = {r for r in board.heard if board.silence(r) > seconds or self._is_lost(r)}
         return found & self.staying()
 
     def check(self) -> None:
-        """End this process if another one of this host was killed.
+        """Let this process end as lost, not as stopped, if another process of this host was killed.
 
-        Torchrun ends all when one is lost, by the signal that a scheduler stops a run with: this
-        tells which of the two it was.
+        When one process is lost, torchrun ends all others with the same signal that a scheduler
+        uses to stop a run. This check tells the two cases apart.
         """
         if any(self._has_ended(rank) for rank in self._judged()):
-            # One that leaves in good order has said so, and the thread may not have read it.
+            # Give the thread time to read that the process left, or else to end this process.
             time.sleep(4 * BEAT)
 
     def explain(self, error: BaseException) -> WorkerLostError:
-        """Return what to raise for a transport's ``error``, where the thread finds no reason.
+        """Return what to raise for a transport's ``error``, if the thread finds no cause.
 
-        It is seen here before it is known who was lost; the thread will end this process meanwhile.
+        Wait first: the thread may find a lost process after the error, and then ends this one.
         """
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         late = isinstance(error, TimeoutError) or timed_out(error)
@@ -160,7 +160,7 @@ class Liveness:
             until = time.monotonic() + self._grace()
             while time.monotonic() < until:
                 if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
-                    break  # all is done, and rank 0 lives: it is all the same why
+                    break  # all is done, and rank 0 was not lost: the cause does not matter
                 time.sleep(0.1)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
@@ -169,11 +169,11 @@ class Liveness:
         return WorkerLostError(f"a worker was lost: {line}")
 
     def report(self, error: BaseException) -> None:
-        """Tell the others that this process has failed by ``error``: they end, for this reason."""
+        """Tell the others that this process failed with ``error``; they end for this reason."""
         self._fail_by(self._line_of(error), exit_code(error))
 
     def fail(self, error: BaseException) -> str:
-        """End the others, as this process fails by ``error``; return the line that it is to say."""
+        """End the others, because of this process's ``error``; return the line to print, or ""."""
         if not self._judge_thread or self._over.is_set():
             return self._line_of(error)
         self.report(error)
@@ -181,7 +181,7 @@ class Liveness:
         line = self._failure.line
         with self._ending:
             if self._is_zero:
-                # No rank was lost, that others might have to end: this one ends by itself.
+                # No rank is given as lost: the others need not kill rank 0, which ends by itself.
                 line = self._board.tell(self._failure._replace(rank=None)).line
                 speaks = self._board.may_speak()
                 self._wait_for_all()
@@ -209,7 +209,7 @@ class Liveness:
                 self._meet_end(found)
 
     def _meet_end(self, found: Finding) -> None:
-        """End, unless this process goes on without what was lost; then let all know that."""
+        """End, unless this process goes on without the lost rank; then write that it does."""
         if self._board.done and self._is_zero:
             if not self._said and self._board.may_speak():
                 tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
@@ -225,7 +225,7 @@ class Liveness:
         self._board.spare(found.rank)
 
     def _look(self) -> Finding | None:
-        """Return what ends this process, if anything."""
+        """Return the finding that ends this process, if there is one."""
         if self._board.told:
             return Finding.read(self._board.told)
         for rank in self._judged():
@@ -242,7 +242,7 @@ class Liveness:
         if self._board.broken and not self._failure:
             if self._is_zero and not launcher_holds_store():
                 return Finding(self._cut_off(self._board.broken))
-            # Later than rank 0, which finds it silent if it is this process that was cut off.
+            # Wait longer than rank 0, which finds this process silent if only this one was cut off.
             if now > self._board.answered + EVIDENCE + 3 * BEAT:
                 holder = self._holder(is_seen=False)
                 return Finding(f"{holder} the connection broke: {self._board.broken}")
@@ -259,28 +259,28 @@ class Liveness:
         return None
 
     def _busy(self) -> str:
-        """Say who keeps others waiting, although all live, as far as it can be seen from here."""
+        """Return a text that names processes that live but keep others waiting, as far as seen."""
         busy = [r for r in self._judged() if not self._board.beats.get(r, _WAITS).endswith(_WAITS)]
         who = f"{self.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
         return f"although all processes are alive: {who}, or needs more time than that"
 
     def _grace(self) -> float:
-        """Return the seconds in which it is found who was lost, if one was; rank 0 is first."""
+        """Return the seconds to wait until a lost rank is found; rank 0 waits less, to be first."""
         return EVIDENCE + (2 if self._is_zero else 5) * BEAT
 
     def _state(self, rank: int) -> str:
-        """Say what a silent process does, as far as it can be seen from here."""
+        """Return a text on what a silent process does, as far as seen from here."""
         member, name = self.members[rank], self.name([rank])
         if not member.is_near:
             return f"{name} does not answer"
         return f"{name} is stopped by a signal" if member.is_stopped() else f"{name} hangs"
 
     def _judged(self) -> list[int]:
-        """Return who is still to be there."""
+        """Return the watched ranks that must still be there, sorted."""
         return sorted(self.staying() - self.excused)
 
     def _has_ended(self, rank: int) -> bool:
-        """Say whether a process of this host has ended; of other hosts nothing is known."""
+        """Return whether a process of this host has ended; False for one of another host."""
         member = self.members[rank]
         if rank not in self._ended:
             if member.is_gone():
@@ -290,20 +290,20 @@ class Liveness:
         return rank in self._ended
 
     def _is_lost(self, rank: int) -> bool:
-        """Say whether it has ended, and its last heartbeat, that it has left, would be known."""
+        """Return whether a rank ended so long ago that a last heartbeat, `LEFT`, would be here."""
         if not self._has_ended(rank):
             return False
         since = self._ended[rank]
         return self._board.answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
 
     def _holder(self, *, is_seen: bool = True) -> str:
-        """Name whoever holds the store, and what it does, if that can be seen."""
+        """Return a text that names the store's holder and, if ``is_seen``, tells its state."""
         if launcher_holds_store():
             return "the launcher (torchrun or launch/local, of the first host) is gone or stopped:"
         return f"{self._state(0) if is_seen else self.name([0])}:"
 
     def _end(self, found: Finding) -> None:
-        """Say what was found, unless another one does, save what is to be saved, and end."""
+        """Print the finding unless another process does, save this process's work, and exit."""
         with self._ending:
             if self._over.is_set():
                 return
@@ -311,7 +311,7 @@ class Liveness:
             lost_zero = lost == 0 or bool(self._board.broken)
             wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._board.may_speak(wait):
-                # A bar may be drawn at this moment.
+                # `tqdm.write`, because a progress bar may be on the screen.
                 tqdm.write(f"error: {line}", file=sys.stderr)
             self._kill_stopped(lost)
             within(LAST_WORDS, lambda: self.last_words(line), None)
@@ -320,20 +320,20 @@ class Liveness:
             os._exit(code)
 
     def _kill_stopped(self, lost: int | None) -> None:
-        """Kill who is stopped, on this host: a launcher would wait for half a minute."""
+        """Kill the stopped and lost processes of this host: a launcher would wait half a minute."""
         near = {rank: member for rank, member in self.members.items() if member.is_near}
         failed = {rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)}
         others = near.keys() - {self.world.rank}
         stopped = {rank for rank in others if near[rank].is_stopped()}
-        if lost is not None and lost in near and lost not in failed:  # that ends by itself
+        if lost is not None and lost in near and lost not in failed:  # those end by themselves
             stopped.add(lost)
-        # One process of a host does it: another one might still look at how it was lost.
+        # Only one process per host kills: another may still be reading how the rank was lost.
         if self.world.rank == min(near.keys() - stopped, default=None):
             for rank in stopped:
                 near[rank].kill()
 
     def _wait_for_all(self) -> None:
-        """On rank 0, with whom the store may go: wait until the others have read why."""
+        """On rank 0, with which the store may end: wait until the others have read why they end."""
         deadline = time.monotonic() + SPEAK
         while time.monotonic() < deadline and not all(map(self._has_ended, self._judged())):
             time.sleep(0.1)
@@ -341,7 +341,7 @@ class Liveness:
     def _line_of(self, error: BaseException) -> str:
         text = " ".join(str(error).split())
         if isinstance(error, DivergedError):
-            return text  # whoever is heard first: it is no finding of this process alone
+            return text  # without a rank, because all processes find this error at once
         if isinstance(error, WorkerLostError):
             return text if self._is_zero else f"{self._me}: {text}"
         if isinstance(error, KeyboardInterrupt):
@@ -350,7 +350,7 @@ class Liveness:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of all processes of a run where one fails by ``error``."""
+    """Return the exit code of all processes of a run in which one fails with ``error``."""
     if isinstance(error, WorkerLostError):
         return error.code
     return 2 if isinstance(error, UserError) else 1

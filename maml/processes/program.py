@@ -15,25 +15,25 @@ from maml.errors import UserError, WorkerLostError
 from maml.processes.launcher import let_it_be_named
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
-"""Words by which libraries tell that the system gave them no memory; they share no exception."""
+"""Words in the errors of libraries that got no memory. They share no exception type."""
 
 RANK_ZERO_GRACE = 20.0
-"""Seconds that another rank gives rank zero to meet the same bad input."""
+"""Another rank waits this many seconds for rank 0 to report the same bad input."""
 
 
 def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> None:
-    """Call ``main(arguments)`` and exit: 0 well, 1 a lost worker, 2 bad input, 130 interrupted.
+    """Call ``main(arguments)`` and exit: 0 success, 1 lost worker, 2 bad input, 130 interrupted.
 
     ``main`` may return an exit code. Under torchrun every process meets the same bad input, and
-    rank zero alone says it; another rank says what rank zero does not meet.
+    only rank 0 prints it. Another rank prints an input error that rank 0 does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
     try:
         code = _within_limits(main, arguments)
     except UserError as error:
         if not speaks:
-            # The launcher ends all once one has failed. A process that left at once might take
-            # rank zero with it before it has said why.
+            # The launcher ends all processes once one has failed. So if this process exited at
+            # once, rank 0 might end before it has printed the error.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(RANK_ZERO_GRACE)
         _say(error)
@@ -44,7 +44,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
             _say(error)
         _exit(error.code)
     except BrokenPipeError:
-        # Whoever reads has enough, as `head` has; the interpreter would complain at its end.
+        # The reader, such as `head`, has closed the pipe. The interpreter would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _exit(0)
     except Exception:
@@ -61,29 +61,29 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
 
 
 def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) -> object:
-    """Return ``main(arguments)``; raise `UserError` where memory ends: libraries do not load."""
+    """Return ``main(arguments)``; raise `UserError` if memory ran out, as when libraries load."""
     try:
         return main(arguments)
     except Exception as error:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         told = isinstance(error, MemoryError) or any(word in str(error) for word in _NO_MEMORY)
-        # Without a limit of addresses, threads end at one of processes.
+        # Without a limit on addresses, a limit on processes is why a thread cannot start.
         if not told or (limit == resource.RLIM_INFINITY and "thread" in str(error)):
             raise
         reason = " ".join(str(error).split())[-100:] or "MemoryError"
         if limit == resource.RLIM_INFINITY:
             raise UserError(
-                f"the system gives no more memory ({reason}): a smaller network, --task-batch or "
-                "task needs less"
+                f"the system has no more memory ({reason}): use a smaller network, --task-batch "
+                "or task"
             ) from error
         raise UserError(
-            f"ulimit -v {limit // 1024}: memory ends at this limit of {limit / 2**30:.1f} GiB of "
-            f"addresses (RLIMIT_AS), and libraries need several ({reason}); raise it"
+            f"ulimit -v {limit // 1024}: limits addresses to {limit / 2**30:.1f} GiB (RLIMIT_AS), "
+            f"and libraries need several GiB ({reason}); raise it"
         ) from error
 
 
 def _say(error: Exception) -> None:
-    """Print the line; leave it to torchrun, too: its page shows the first process's error file."""
+    """Print the line; also write it to this process's error file: torchrun shows the first one."""
     line = f"error: {error}"
     print(line, file=sys.stderr)
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -94,7 +94,7 @@ def _say(error: Exception) -> None:
 
 
 def _exit(code: int) -> None:
-    """End now where other processes exist: a broken transport's threads would hold us up."""
+    """Exit; after a failure among peers at once, because a broken transport's threads may block."""
     if code and _has_peers():
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What a process sets once: its device, title, warnings, computing threads, generators."""
+"""Set up a process once: device, title, warnings, computing threads and random generators."""
 
 import contextlib
 import gc
@@ -17,26 +17,26 @@ from maml.processes.world import World
 from maml.seeds import seed_of
 
 UPSTREAM = (
-    # TorchOpt's Adam and its kin, batched over tasks.
+    # TorchOpt's Adam and similar optimizers, batched over tasks.
     "There is a performance drop because we have not yet implemented the batching rule",
-    # torch's own forward derivatives, as they are imported.
+    # torch's own forward derivatives, when they are imported.
     "`torch.jit.script` is deprecated",
 )
-"""How warnings begin that libraries give about themselves, and that no flag of ours can heed."""
+"""Beginnings of warnings that libraries give about themselves. No flag of ours avoids them."""
 
 
 def init_process(config: Config, world: World) -> None:
     """Set title, warnings, computing threads and the global generators of this process.
 
     The generators are seeded by *global* rank, so that no two processes of a run share a stream.
-    No result depends on them: all that matters for one has an address of its own.
+    No result depends on them: draws that matter for a result have their own seed addresses.
     """
     for message in UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
     setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
     threads = config.threads
     if (threads is None and "OMP_NUM_THREADS" not in os.environ) or world.launched:
-        # torchrun sets OMP_NUM_THREADS=1 whatever the machine: share its cores out instead.
+        # torchrun sets OMP_NUM_THREADS=1 on every machine. Divide the machine's cores instead.
         threads = threads or max(1, len(os.sched_getaffinity(0)) // world.local_size)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -50,8 +50,8 @@ def init_process(config: Config, world: World) -> None:
 def settled() -> Iterator[None]:
     """Exempt what exists before the loop from garbage collection.
 
-    Modules and data sets are a million objects, which stay; to walk through them takes a tenth of
-    a second, and every process that is waited for does it at another time.
+    Modules and data sets are a million objects that stay. The collector takes a tenth of a second
+    to walk through them. Each process does so at another time, and the others wait for it.
     """
     gc.collect()
     gc.freeze()
@@ -62,7 +62,7 @@ def settled() -> Iterator[None]:
 
 
 def shares_gpu(config: Config, device: torch.device, world: World) -> bool:
-    """Whether another process of this host computes on the same GPU: NCCL refuses that."""
+    """Return whether another process of this host uses the same GPU, which NCCL refuses."""
     if device.type != "cuda" or world.local_size == 1:
         return False
     by_number = torch.device(config.device).index is not None if config.device != "auto" else False

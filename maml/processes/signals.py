@@ -1,4 +1,4 @@
-"""Stop signals, remembered until they can be heeded."""
+"""Stop signals, kept until the run can end in good order."""
 
 import contextlib
 import os
@@ -9,28 +9,28 @@ import threading
 from collections.abc import Callable, Iterator
 
 PATIENCE = 10.0
-"""Seconds that a step may still take once a stop signal has come. Launchers kill after 30."""
+"""After a stop signal, a step may take this many more seconds. Launchers kill after 30."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What stops a run. A terminal sends SIGHUP when it is closed, or its connection lost."""
+"""Signals that stop a run. A terminal sends SIGHUP when it is closed or loses its connection."""
 
 
 def heeded() -> list[signal.Signals]:
-    """Return the `SIGNALS` that stop this process: not what nohup or a shell lets it ignore.
+    """Return the `SIGNALS` that stop this process, without those that nohup or a shell disables.
 
-    SIGINT stops it in any case: a shell lets every job in the background ignore that.
+    SIGINT and SIGTERM always stop it, although shells let background jobs ignore SIGINT.
     """
     always = (signal.SIGINT, signal.SIGTERM)
     return [n for n in SIGNALS if n in always or signal.getsignal(n) != signal.SIG_IGN]
 
 
 def exit_code(name: str) -> int:
-    """Return the exit code of a process that a signal has stopped, as shells have it."""
+    """Return the exit code of a process that a signal has stopped, as shells define it."""
     return 128 + signal.Signals[name]
 
 
 def leave_lost_terminal() -> None:
-    """Let what is printed go nowhere where the terminal is gone: it would be an error each time."""
+    """Discard output to a terminal that is gone, because every print would raise an error."""
     for stream in (1, 2):
         with contextlib.suppress(OSError):
             if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
@@ -50,7 +50,7 @@ class StopRequest:
         return self.signal is not None
 
     def install(self) -> None:
-        """Take the handlers of the signals that are `heeded`; call it in the main thread."""
+        """Install handlers for the `heeded` signals; call this in the main thread."""
 
         def handle(number: int, frame: object) -> None:
             if self.signal is not None and number == signal.SIGINT:
@@ -62,15 +62,15 @@ class StopRequest:
             signal.signal(number, handle)
 
     def heed(self) -> None:
-        """Say that the process is ending in good order: nobody needs to hurry it."""
+        """Note that the process is ending in good order, so that `hurried` calls no action."""
         self._heeded.set()
 
     @contextlib.contextmanager
     def hurried(self, action: Callable[[str], None]) -> Iterator[None]:
         """Call ``action(name)`` in a thread if a signal is not heeded within `PATIENCE` seconds.
 
-        The main thread, which enters it, may be deep in one long operation, where Python handles no
-        signal: the thread is woken by the signal itself.
+        The main thread must enter this. It may be inside one long operation, where Python handles
+        no signal. So the signal itself wakes the other thread, through a pipe.
         """
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
@@ -89,7 +89,7 @@ class StopRequest:
     def _hurry(self, reader: int, action: Callable[[str], None]) -> None:
         name: str | None = None
         while name is None and not self._heeded.is_set():
-            # Another rank may hand its signal on: `signal` is then set, and no byte comes.
+            # A signal handed on from another rank sets `signal`, but writes no byte to the pipe.
             ready, _, _ = select.select([reader], [], [], 0.5)
             came = os.read(reader, 64) if ready else b""
             name = self.signal or next((signal.Signals(n).name for n in came if n in SIGNALS), None)

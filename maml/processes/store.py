@@ -1,8 +1,8 @@
 """The launcher's key-value store, as the processes of one start see it.
 
-A store may outlive the processes that it was for. torchrun keeps one through all its restarts, and
-those who come after would find what those before have left: addresses at which nobody answers. So
-each start has keys of its own.
+A store may outlive its processes. torchrun keeps one store through all restarts. The restarted
+processes would find entries of the earlier start, such as addresses at which no process answers.
+So each start has its own keys.
 """
 
 import functools
@@ -26,19 +26,19 @@ from maml.processes.launcher import STORE, launcher_holds_store
 from maml.processes.world import World
 
 ANSWER = 1.0
-"""Seconds after which a rank that has no answer looks whether rank 0 is another one by now."""
+"""After this many seconds without an answer, a rank checks whether there is a new rank 0."""
 
 START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
 
 
 def _connect(world: World, timeout: float) -> Store:
-    """Connect to the store of ``MASTER_ADDR``; where no launcher holds one, rank 0 does."""
+    """Connect to the store at ``MASTER_ADDR``; if no launcher holds one, rank 0 opens it."""
     seconds = timedelta(seconds=timeout)
     address = _address()
     if world.rank == 0 and not launcher_holds_store() and not _served:
         listener = _listener(world)
-        # Without a listener of its own it would be open to all hosts that reach this one.
+        # Without this listener, the store would be open to all hosts that reach this one.
         _served.append(TCPStore(
             *address, None, True, seconds, False, master_listen_fd=listener.detach()
         ))  # fmt: skip
@@ -46,7 +46,7 @@ def _connect(world: World, timeout: float) -> Store:
 
 
 _served: list[TCPStore] = []
-"""Rank 0's own, kept as long as its process."""
+"""The store that rank 0 holds itself, kept as long as its process."""
 
 _rooms = Counter[str]()
 
@@ -56,7 +56,7 @@ def _address() -> tuple[str, int]:
 
 
 def _listener(world: World) -> socket.socket:
-    """Return a socket that listens, on one host at that address alone; RuntimeError if taken."""
+    """Return a listening socket (on one host only at ``MASTER_ADDR``); RuntimeError if taken."""
     host, port = _address()
     try:
         if STORE in os.environ:
@@ -70,14 +70,14 @@ def _listener(world: World) -> socket.socket:
 
 
 def meet(store: Store, rank: int, size: int, seconds: float) -> str:
-    """Return the name of this start of ``size`` ranks: the same in all, and of no other start.
+    """Return the name of this start: the same on all ``size`` ranks, different for each start.
 
-    Rank 0 thinks of it, and answers each of the others by a word of theirs. One that has found the
-    name of an earlier start is not answered, nor is a process of another run. They wait for each
-    other for so many ``seconds``.
+    Rank 0 chooses the name. It answers each other rank with a word that this rank has chosen. Rank
+    0 does not answer a rank that found the name of an earlier start, nor a process of another run.
+    The ranks wait ``seconds`` for each other.
 
     Raises:
-        WorkerLostError: on rank 0, naming the first that does not come.
+        WorkerLostError: on rank 0, naming the first rank that is missing.
         RuntimeError: on another rank, if rank 0 does not answer.
     """
     word = uuid.uuid4().hex
@@ -89,7 +89,7 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
             try:
                 store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
             except RuntimeError as error:
-                message = f"rank {other} did not come to the start within {seconds:g} s"
+                message = f"rank {other} did not join the start within {seconds:g} s"
                 raise WorkerLostError(message) from error
             store.set(f"{key} {store.get(key).decode()}", "")
         return word
@@ -110,14 +110,14 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
 
 @functools.cache
 def _name(world: World) -> str:
-    """Return `meet`'s name, once a process: whoever has met all others knows them."""
+    """Return the name from `meet`. A process meets the others only once, and keeps the name."""
     return meet(_connect(world, START_TIMEOUT), world.rank, world.size, START_TIMEOUT)
 
 
 def own_connection(world: World, room: str, timeout: float = START_TIMEOUT) -> Store:
-    """Return a room of the launcher's store, for those who were started together; raise as `meet`.
+    """Return a room of the launcher's store for the ranks of this start; raise as `meet` does.
 
-    Over a connection of its own: who waits in one holds it up.
+    The room has its own connection, because a request that waits blocks its connection.
     """
     if world.size == 1:
         return HashStore()
@@ -125,15 +125,15 @@ def own_connection(world: World, room: str, timeout: float = START_TIMEOUT) -> S
 
 
 def new_room(name: str) -> str:
-    """Return the next room's name: a process may do several runs; the store outlives them all."""
+    """Return a new room's name. A process may do several runs, and the store outlives them all."""
     _rooms[name] += 1
     return f"{name} {_rooms[name]}"
 
 
 def exchange(store: Store, world: World, content: Any) -> list[Any]:
-    """Return what each rank gives, as JSON holds it; RuntimeError if one does not come.
+    """Return every rank's ``content``, as read from JSON; RuntimeError if a rank is missing.
 
-    Rank 0 is the last to have it.
+    Rank 0 returns only after all other ranks have the contents.
     """
     text = json.dumps(content).encode()
     return [
@@ -143,16 +143,16 @@ def exchange(store: Store, world: World, content: Any) -> list[Any]:
 
 
 def new_connection(world: World, room: str, timeout: float) -> Store:
-    """Return `own_connection` to a store that may be gone: OSError then.
+    """Return `own_connection` to a store that may be gone; raise OSError if it is.
 
-    torch would wait, and print a page of its own frames.
+    Without the check, torch would wait and print a page of its own stack frames.
     """
     socket.create_connection(_address(), timeout).close()
     return own_connection(world, room, timeout)
 
 
 def _rendezvous(url: str, **_: object) -> Iterator[tuple[Store, int, int]]:
-    """Serve ``maml://``, the rendezvous of RPC, which takes no store but a URL."""
+    """Serve ``maml://``, the rendezvous of RPC, which accepts a URL but no store."""
     world = World.from_environment()
     yield own_connection(world, "rpc"), world.rank, world.size
 

@@ -1,11 +1,11 @@
-"""What a process asks of its system at its start, before torch is imported: memory, and turns."""
+"""Settings for memory and scheduling that a process makes at its start, before torch's import."""
 
 import contextlib
 import ctypes
 import os
 import sys
 
-# malloc.h; glibc takes no larger threshold than this for mmap.
+# Constants of malloc.h. For mmap, glibc accepts no larger threshold than `_MMAP_BYTES`.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MMAP_BYTES = 32 << 20
 _TRIM_BYTES = 2**31 - 1
@@ -14,13 +14,13 @@ _TRIM_BYTES = 2**31 - 1
 def keep_memory() -> bool:
     """Keep freed memory within the process; return whether the C library does so (glibc only).
 
-    Training drops megabytes thousands of times a second. By default glibc returns such blocks to
-    the kernel and pages the next ones in again, zeroed: up to a third of the time. Large blocks get
-    huge pages where the system grants them. Threads share as many pools as there are cores: calls
-    over RPC come in on many, and each would page in its own.
+    Training frees megabytes thousands of times a second. By default glibc returns such blocks to
+    the kernel and pages the next blocks in again, zeroed. This took up to a third of the time.
+    Large blocks get huge pages if the system grants them. Threads share as many pools as there are
+    cores, because RPC calls arrive on many threads, and each thread would page in its own pool.
 
-    glibc's own variables and torch's ``THP_MEM_ALLOC_ENABLE`` override; ``MAML_ALLOCATOR=off``
-    leaves all alone.
+    glibc's own variables and torch's ``THP_MEM_ALLOC_ENABLE`` override these settings.
+    ``MAML_ALLOCATOR=off`` turns all of them off.
     """
     if os.environ.get("MAML_ALLOCATOR") == "off" or not sys.platform.startswith("linux"):
         return False
@@ -43,10 +43,10 @@ def keep_memory() -> bool:
 def give_way() -> None:
     """Let no thread of this process displace another by waking up (``SCHED_BATCH``, sched(7)).
 
-    Holds for the calling thread and those that it starts from here on, processes too; their share
-    of the cores stays the same. Where workers compute on all cores, a thread that wakes up (gloo's
-    loop, a driver, the next tasks) has cost the one that all wait for a time slice of 3 ms, in a
-    good part of all steps. A process that has a policy of its own is left alone.
+    This holds for the calling thread and for the threads and processes that it starts later. Their
+    share of the cores stays the same. When workers computed on all cores, a waking thread (gloo's
+    loop, a driver, the next tasks) delayed the process that all others wait for by a time slice of
+    3 ms, in many steps. If a process already has another policy, keep that policy.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return  # not Linux
@@ -57,10 +57,10 @@ def give_way() -> None:
 
 
 def spin_briefly() -> None:
-    """Let an OpenMP thread without work give its core back within about 50 µs; before torch loads.
+    """Let an idle OpenMP thread release its core within about 50 µs. Call before torch loads.
 
-    GNU's library lets it spin for milliseconds, on a core that the kernels' threads want next:
-    evaluating tasks on two cores took 1.2 to 1.5 times as long. Spinning a little still pays
+    GNU's library lets such threads spin for milliseconds on cores that the kernels need next. So
+    evaluating tasks on two cores took 1.2 to 1.5 times as long. A little spinning still pays
     between small operations. The user's own ``GOMP_SPINCOUNT`` and ``OMP_WAIT_POLICY`` stay.
     """
     if "OMP_WAIT_POLICY" not in os.environ:

@@ -1,4 +1,4 @@
-"""A process's place among all, from its environment, and the way to the others. No torch here."""
+"""Read a process's place from its environment; choose its network interface. No torch here."""
 
 import ipaddress
 import os
@@ -11,7 +11,7 @@ from maml.errors import UserError
 
 
 class World(NamedTuple):
-    """A process's place among all. ``launched``: whether torchrun (or alike) started it."""
+    """A process's rank and world size. ``launched``: whether torchrun or the like started it."""
 
     rank: int
     size: int
@@ -21,10 +21,10 @@ class World(NamedTuple):
 
     @classmethod
     def from_environment(cls) -> "World":
-        """Read the variables that torchrun sets; one process without them.
+        """Read the variables that torchrun sets; without them, return a world of one process.
 
         Raises:
-            UserError: naming the variable, if they cannot be: a job script may set them.
+            UserError: naming the variable, if its value is impossible (job scripts may set it).
         """
 
         def number(name: str, default: int, least: int, most: int | None = None) -> int:
@@ -50,12 +50,12 @@ class World(NamedTuple):
 
 
 def choose_interface(world: World) -> None:
-    """Talk over the loopback on one host, and else over the interface that leads to the master.
+    """Use the loopback on one host, and on several the interface that leads to the master.
 
-    Left to themselves, the transports listen where the host's own name points to. On many clusters
-    that is the loopback, where no other host reaches them. In containers it is an address that
-    others reach, and RPC unpickles whatever it is sent. ``GLOO_SOCKET_IFNAME``,
-    ``TP_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME`` override it.
+    By default the transports listen at the address of the host's own name. On many clusters this is
+    the loopback, which no other host can reach. In containers other hosts can reach the address,
+    and RPC unpickles everything that it receives. ``GLOO_SOCKET_IFNAME``, ``TP_SOCKET_IFNAME`` and
+    ``NCCL_SOCKET_IFNAME`` override this choice.
     """
     if world.size <= world.local_size:
         own = "127.0.0.1"
@@ -63,10 +63,10 @@ def choose_interface(world: World) -> None:
         master = os.environ["MASTER_ADDR"]
         way = address_towards(master)
         if way is not None and way.is_loopback and master not in ("localhost", str(way)):
-            # The master itself, whose own name points to its loopback: the others reach the side
-            # that leads out. Nothing is at these addresses (RFC 5737, RFC 3849).
+            # This is the master, and its own name points to its loopback. The others reach it at
+            # the interface that leads out. No host has these addresses (RFC 5737, RFC 3849).
             way = address_towards("192.0.2.1") or address_towards("2001:db8::1")
-        own = str(way)  # If there is none, the rendezvous will say what is wrong.
+        own = str(way)  # If there is no way, the rendezvous reports the error.
     for interface, addresses in psutil.net_if_addrs().items():
         if any(found.address.partition("%")[0] == own for found in addresses):
             for transport in ("GLOO", "TP", "NCCL"):
@@ -75,9 +75,9 @@ def choose_interface(world: World) -> None:
 
 
 def address_towards(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address with which this host would send to ``host``; None if there is no way."""
+    """Return the address from which this host would send to ``host``; None if no route exists."""
     try:
-        # Connecting a datagram socket sends nothing; it only picks the way. Any port does.
+        # Connecting a datagram socket sends nothing; it only selects the route. Any port works.
         family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)

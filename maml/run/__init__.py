@@ -1,1 +1,1 @@
-"""A run directory: what is written there, when, and by whom."""
+"""A run directory: how its files are written and read."""

@@ -1,9 +1,9 @@
-"""Checkpoints: one file of tensors and plain containers, never half-written.
+"""Checkpoints: each is one file of tensors and plain containers, never half-written.
 
-A run's ``checkpoints/`` holds ``last.pt``, which a run continues from, and the newest few under
-names of their own, ``iteration-00001000.pt``, for whoever looks on: ``python -m maml.evaluate
---watch``. The newest of them and ``last.pt`` are one file with two names. Older ones stay for as
-long as they are among those that validated best (`maml.evaluation.best`).
+A run's ``checkpoints/`` holds ``last.pt``, from which the run continues. It also holds the newest
+few as ``iteration-00001000.pt``, for observers such as ``python -m maml.evaluate --watch``. The
+newest of these and ``last.pt`` are one file with two names. Older checkpoints stay while they are
+among those that validated best (`maml.evaluation.best`).
 """
 
 import contextlib
@@ -31,20 +31,20 @@ PARTS: dict[str, Callable[[Any], bool]] = {
     "seconds": lambda part: isinstance(part, (int, float)) and 0 <= part < math.inf,
     "config": lambda part: isinstance(part, dict),
 }
-"""What a checkpoint holds, and whether a value can be that."""
+"""The parts of a checkpoint, each with a function that checks a value of this part."""
 
 
 class DamagedError(UserError):
-    """A file that is no whole checkpoint any more; another one of the same run may be."""
+    """A checkpoint is damaged or missing; another checkpoint of the same run may be whole."""
 
 
 def last_checkpoint(run_dir: Path) -> Path:
-    """Return where a run's newest checkpoint is, whether or not it exists."""
+    """Return the path of a run's newest checkpoint, whether or not it exists."""
     return run_dir / "checkpoints" / "last.pt"
 
 
 def numbered_checkpoint(run_dir: Path, iteration: int) -> Path:
-    """Return the name of a run's checkpoint after ``iteration``, whether or not it exists."""
+    """Return the path of a run's checkpoint after ``iteration``, whether or not it exists."""
     return run_dir / "checkpoints" / f"iteration-{iteration:08d}.pt"
 
 
@@ -60,12 +60,12 @@ def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
 
 
 def is_begun(run_dir: Path) -> bool:
-    """Return whether a run has checkpoints, whole or not."""
+    """Return whether a run has checkpoints, whole or damaged."""
     return last_checkpoint(run_dir).exists() or bool(numbered_checkpoints(run_dir))
 
 
 def save_in(run_dir: Path, content: dict[str, Any]) -> None:
-    """Save a run's newest checkpoint, numbered, too. First ``last.pt``: no work is lost then."""
+    """Save a run's newest checkpoint: first ``last.pt``, so no work is lost, then numbered."""
     last, path = last_checkpoint(run_dir), numbered_checkpoint(run_dir, content["iteration"])
     save(last, content)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -73,7 +73,7 @@ def save_in(run_dir: Path, content: dict[str, Any]) -> None:
         os.link(last, temporary)
         os.replace(temporary, path)
     except OSError:
-        # Not every shared folder has links.
+        # Not every shared folder supports hard links.
         save(path, content)
 
 
@@ -81,16 +81,16 @@ def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
     """Remove the numbered checkpoints of the iterations for which ``which`` is true."""
     for iteration, path in numbered_checkpoints(run_dir).items():
         if which(iteration):
-            with contextlib.suppress(OSError):  # it stays if it cannot go
+            with contextlib.suppress(OSError):  # a file that cannot be removed stays
                 path.unlink()
 
 
 def save(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` whole or not at all; a UserError if there is no room, say."""
+    """Write ``content`` whole or not at all; raise UserError if that fails (a full disk)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # What processes killed while saving have left; only one process saves in a run.
+        # Leftovers of processes killed while saving: only one process saves in a run.
         for stale in path.parent.glob(".*.pt.*.tmp"):
             stale.unlink(missing_ok=True)
         with open(temporary, "wb") as file:
@@ -107,7 +107,7 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 
 def check_finite(content: dict[str, Any], path: Path) -> None:
-    """Refuse, by a `DamagedError`, numbers that are none: a weight never moves again, unseen."""
+    """Raise `DamagedError` for NaN or inf: such a weight would never move again, unnoticed."""
     for part in ("model", "optimizer"):
         tensors = filter(torch.is_tensor, pytree.tree_leaves(content[part]))
         if not all(tensor.isfinite().all() for tensor in tensors):
@@ -115,13 +115,13 @@ def check_finite(content: dict[str, Any], path: Path) -> None:
 
 
 def tested(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's content with the model, and its iteration, that its run tests."""
+    """Return a checkpoint's content with the model that the run tests, and its iteration."""
     best: dict[str, Any] = content.get("best") or {}
     return content | {name: best[name] for name in ("model", "iteration") if best}
 
 
 def load_parameters(path: Path) -> tuple[Params, str]:
-    """Return a checkpoint's or a ``state_dict``'s parameters, and under which key they lay."""
+    """Return the parameters of a checkpoint or a ``state_dict``, and the key that held them."""
     content = _content(path)
     if isinstance(content, dict) and "model" in content and "format" in content:
         return dict(load(path)["model"]), ""
@@ -134,21 +134,21 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     key = next(iter(found)) if len(found) == 1 else "state_dict"
     if key not in found:
         raise UserError(
-            f"{path}: holds tensors under {', '.join(map(str, found))}; save those that are meant "
-            "alone"
+            f"{path}: holds tensors under {', '.join(map(str, found))}; save only those that you "
+            "want to load"
         )
     return dict(found[key]), str(key)
 
 
 def _content(path: Path) -> Any:
-    """Return what torch has saved there, tensors on the CPU; raises as `load`."""
+    """Return the content of a file that torch saved, tensors on the CPU; errors as in `load`."""
     try:
-        # torch reads past the checksums that it writes: a damaged weight would be another weight.
+        # torch ignores the checksums that it writes, so a damaged weight would go unnoticed.
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise DamagedError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
         with warnings.catch_warnings():
-            # About the bytes of a file that is refused below anyway.
+            # These warnings are about files that are refused below anyway.
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except UserError:
@@ -158,18 +158,18 @@ def _content(path: Path) -> Any:
     except (PermissionError, IsADirectoryError, MemoryError) as error:
         raise UserError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
     except pickle.UnpicklingError as error:
-        # torch's own words advise to run the code.
+        # torch's own message advises the user to run the code in the file.
         reason = "it holds other things than tensors and plain containers"
         raise DamagedError(f"{path}: not a readable checkpoint: {reason}") from error
     except Exception as error:
-        # Damaged bytes lead the unpickler anywhere: KeyError, struct.error, IndexError …
+        # Damaged bytes can raise any error in the unpickler: KeyError, struct.error, IndexError …
         raise DamagedError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, tensors on the CPU, without running any code it may hold.
 
-    One that is missing, damaged or not whole is a `DamagedError`; another format, a UserError.
+    A missing, damaged or incomplete file raises `DamagedError`; another format, a UserError.
     """
     content = _content(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -178,12 +178,12 @@ def load(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
     for part, whole in PARTS.items():
         if not whole(content[part]):
-            raise DamagedError(f"{path}: not a checkpoint of this project: its {part} is none")
+            raise DamagedError(f"{path}: not a checkpoint of this project: its {part} is not valid")
     return content
 
 
 def check_model(content: dict[str, Any], params: Params, what: str) -> None:
-    """Refuse, by a UserError, a checkpoint whose model has other names or shapes."""
+    """Raise UserError if a checkpoint's model has other parameter names or shapes."""
     model = content["model"]
     for name in dict.fromkeys([*params, *model]):
         here, there = (
@@ -197,7 +197,7 @@ def check_model(content: dict[str, Any], params: Params, what: str) -> None:
 
 
 def check_division(content: dict[str, Any], division: str | None, run_dir: Path) -> None:
-    """Refuse a checkpoint that learned from other classes than the training split has now."""
+    """Raise UserError if a checkpoint learned from other classes than the training split has."""
     then = content.get("division")
     if then is not None and division is not None and then != division:
         raise UserError(

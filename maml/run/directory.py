@@ -1,4 +1,4 @@
-"""The run directory: where it is, what it was made with, and how its files are written."""
+"""The run directory: choose it, and read and write its configuration and status."""
 
 import contextlib
 import dataclasses
@@ -26,25 +26,25 @@ from maml.run.provenance import git_commit, machine, own_files, versions
 OF_A_START = (
     "time", "iteration", "processes", "threads", "git_commit", "machine", "own_files",
 )  # fmt: skip
-"""What is said of a start beyond its run directory: nothing of one machine's own."""
+"""Facts about a start that checkpoints and records keep, too: they hold no local paths."""
 
 
 def choose(config: Config) -> Path:
-    """Return ``--run-dir``, else ``runs/<preset>-<time>``, made if need be.
+    """Return ``--run-dir``, else ``runs/<preset>-<time>``; make the directory if necessary.
 
-    A UserError says that it cannot be made or written, or that its metrics.jsonl is damaged.
+    Raise UserError if it cannot be made or written, or if its metrics.jsonl is damaged.
     """
     given = config.run_dir
     path = _default(config) if given is None else user_path("run_dir", given)
     for folder in (path, path / "checkpoints"):
         make_folder(folder, "--run-dir")
-    # Before anything there is changed: a run drops the rows after its beginning.
+    # Check the rows before anything changes, because a run drops the rows after its beginning.
     read_rows(path / "metrics.jsonl")
     return path
 
 
 def unmake(run_dir: Path) -> None:
-    """Remove the directory of a run that was refused before it began, if it holds nothing else."""
+    """Remove the directory of a run that was refused before it began, if nothing else is in it."""
     if not (run_dir / "config.yaml").exists():
         with contextlib.suppress(OSError):
             (run_dir / "checkpoints").rmdir()
@@ -53,9 +53,9 @@ def unmake(run_dir: Path) -> None:
 
 
 def _default(config: Config) -> Path:
-    """Return the directory that this launcher's earlier start began, else a new one."""
+    """Return the directory that an earlier start by this launcher made, else a new one."""
     launcher, began = _launcher(), time.time()
-    with contextlib.suppress(psutil.Error):  # it is gone: this process ends soon
+    with contextlib.suppress(psutil.Error):  # the launcher is gone, so this process ends soon
         began = psutil.Process(os.getppid()).create_time() if launcher else began
     name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
     for n in itertools.count(1):
@@ -67,7 +67,7 @@ def _default(config: Config) -> Path:
 
 
 def _launcher() -> str | None:
-    """Return which process starts this one again, if need be: torchrun, launch/local, or None."""
+    """Return the process that can restart this one (torchrun or launch/local), or None."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     pid = os.getppid()
@@ -83,8 +83,8 @@ def write_config(
 ) -> list[dict[str, Any]]:
     """Write ``config.yaml``: every field resolved, versions, the git commit, and all starts so far.
 
-    This one is made ``here``. The ``begun`` ones of a checkpoint count where the directory has none
-    of its own. Return what a checkpoint has of these: `OF_A_START`.
+    ``here`` holds facts about this start. Earlier starts come from the directory, or else from a
+    checkpoint's ``begun``. Return the facts `OF_A_START` of all starts, for checkpoints.
     """
     path = run_dir / "config.yaml"
     commit = git_commit()
@@ -96,7 +96,7 @@ def write_config(
         "strategy": config.strategy,
         "git_commit": commit,
         "launcher": _launcher(),
-        "command": [*sys.argv],  # another list than below: yaml would say that they are one
+        "command": [*sys.argv],  # a copy, because yaml writes an alias for one shared list
     }
     if own := own_files(config):
         start["own_files"] = own
@@ -113,7 +113,7 @@ def write_config(
 
 
 def _starts(path: Path) -> list[dict[str, Any]]:
-    """Return the starts that a config.yaml tells of; none where it cannot be read."""
+    """Return the starts that a config.yaml lists; an empty list if it cannot be read."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -130,45 +130,45 @@ def read_config(run_dir: Path, *, trust: bool = False) -> Config:
 
 
 def config_here(run_dir: Path, data_root: str | None, device: str | None, *, trust: bool) -> Config:
-    """Return `read_config` for one process of this machine, with its folder and device."""
+    """Return `read_config`, changed to one process here with ``data_root`` and ``device``."""
     config = with_values(read_config(run_dir, trust=trust), strategy="local")
     here = {"data_root": data_root, "device": device}
     config = with_values(config, **{n: v for n, v in here.items() if v is not None})
     if config.threads is not None and config.threads > most_threads():
-        # As many as the run's machine had cores for, perhaps; results do not depend on it.
+        # The run's machine may have had more cores. Results do not depend on the threads.
         config = with_values(config, threads=None)
     return config
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of one JSON object, for people, too."""
+    """Write one JSON object to a file, indented for people."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file of one JSON object holds; empty while it cannot be read."""
+    """Return the JSON object in a file, or an empty one if it cannot be read."""
     with contextlib.suppress(UserError):
         return read_object(path)
     return {}
 
 
 def write_status(run_dir: Path, state: str, iteration: int) -> None:
-    """Write ``status.json``: what the run is doing, for whoever looks on from outside.
+    """Write ``status.json``, which tells observers what the run is doing.
 
-    The ``state`` is "training", "finished" (result.json is there), "stopped" (by a signal) or
-    "failed"; ``iteration`` how many are done, of a stopped run in its last checkpoint.
+    The ``state`` is "training", "finished" (result.json exists), "stopped" (by a signal) or
+    "failed". ``iteration`` is how many are done; if "stopped", how many the last checkpoint has.
     """
     content = {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
     write_text(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
-    """Return what `write_status` wrote, if it is there; "lost" where a training was killed."""
+    """Return what `write_status` wrote, or None; the state is "lost" if training was killed."""
     content = read_json(run_dir / "status.json")
     if not content.keys() >= {"state", "iteration"}:
         return None
     if content["state"] == "training":
-        # An earlier version did not write it.
+        # An earlier version did not write the process.
         with contextlib.suppress(KeyError, TypeError, ValueError):
             if Identity(**content["process"]).is_gone():
                 content["state"] = "lost"

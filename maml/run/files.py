@@ -1,4 +1,4 @@
-"""How a run's files are written, and read again."""
+"""Write and read a run's files."""
 
 import contextlib
 import csv
@@ -12,19 +12,19 @@ from typing import Any
 from maml.errors import UserError
 
 TEXTS = ("split", "data", "time", "reason", "action")
-"""What a row may say in words."""
+"""The fields of a row that may hold text."""
 
 TESTED = "test_tasks.csv"
-"""What each test task scored. Its address (split, seed, index) says which task: runs with the same
-data set, ways, shots, queries and seed are tested on the same, and can be compared task by task."""
+"""The scores of each test task. The address (split, seed, index) identifies a task: runs with the
+same data set, ways, shots, queries and seed have the same tasks and can be compared by task."""
 ADDRESS = ("split", "seed", "index")
 
 Scores = dict[tuple[str, int, int], dict[str, float]]
-"""By address (split, seed, index): the task's metrics by name."""
+"""Maps a task's address (split, seed, index) to its metrics by name."""
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file atomically; a failure is one line that names it."""
+    """Write a small file atomically; if that fails, raise a UserError that names the file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)
@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line in one write: it survives whatever comes next. Fails as `write_bytes` does."""
+    """Append a line in one write, so that a later crash keeps it; errors as in `write_bytes`."""
     try:
         with open(path, "a") as file:
             file.write(line + "\n")
@@ -50,10 +50,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of a metrics.jsonl or evaluations.jsonl; none where there is no file.
+    """Return the rows of a metrics.jsonl or evaluations.jsonl; without a file, an empty list.
 
-    A last line that was cut short is left out; with ``mended``, also one before others. A UserError
-    names a file that cannot be read, or has another line that is no row.
+    Leave out a last line that was cut short; with ``mended``, also such lines before it. A
+    UserError names a file that cannot be read, or that has another line that is not a row.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder")
@@ -82,7 +82,7 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; a UserError names one that is missing or damaged."""
+    """Return the JSON object in a file; a UserError names a missing or damaged file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -95,7 +95,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def make_folder(folder: Path, flag: str) -> None:
-    """Make a folder to write into, if it is not there; a UserError names ``flag``."""
+    """Make a folder to write into, if it does not exist; a UserError names ``flag``."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,7 +107,7 @@ def make_folder(folder: Path, flag: str) -> None:
 def write_tasks(
     run_dir: Path, split: str, seed: int, names: Sequence[str], values: Sequence[Sequence[float]]
 ) -> None:
-    """Write the file: row i is task i of ``split``, with its metrics ``names``, to the last bit."""
+    """Write `TESTED`: row i is task i of ``split``, with its metrics ``names`` to the last bit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*ADDRESS, *names])
@@ -117,7 +117,7 @@ def write_tasks(
 
 
 def read_tasks(path: Path) -> Scores:
-    """Return what each task scored, from a file that `write_tasks` wrote, or raise a UserError."""
+    """Return each task's scores from a file that `write_tasks` wrote, or raise a UserError."""
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except OSError as error:

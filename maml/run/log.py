@@ -1,8 +1,8 @@
-"""Where a run's numbers go: metrics.jsonl always, W&B or TensorBoard beside it.
+"""Log a run's numbers: always to metrics.jsonl, and on request to a sink (W&B or TensorBoard).
 
-Written by rank zero only. A sink beside the file may raise anything, and wait for anything: it says
-so once and is left out from then on; the run goes on. It works in a thread of its own, so that a
-server which does not answer holds up nobody.
+Only rank 0 writes. A sink may raise any error. The log then prints one line and leaves the sink
+out, and the run goes on. The sink works in its own thread, so that a server which does not answer
+cannot delay training.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ from maml.processes.clock import within
 from maml.run.files import append_line, read_rows, write_text
 
 LAST_WORDS = 20.0
-"""Seconds that a sink has at the end of a run to send what it holds."""
+"""Seconds that a sink has at the end of a run to send its remaining data."""
 
 LAST_WORDS_OF_A_FAILED_RUN = 5.0
-"""The same where the run was stopped or has failed: a launcher may kill it soon."""
+"""The same limit if the run was stopped or has failed: a launcher may kill the run soon."""
 
 Row = dict[str, Any]
 
@@ -51,8 +51,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 class WandbSink:
     """Weights & Biases: online with a key, else offline into the run directory.
 
-    A run directory is one run there, however often its training is started again: ``wandb/run-id``
-    keeps its name. The parts of an offline run have it in common, and ``wandb sync`` joins them.
+    A run directory is one W&B run, even after restarts, because ``wandb/run-id`` keeps the run's
+    id. All parts of an offline run have this id, and ``wandb sync`` joins them.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -74,7 +74,7 @@ class WandbSink:
             settings=wandb.Settings(silent=True, init_timeout=60),
         )
         if not self._run.disabled:
-            # After init, which makes the folder where there is none.
+            # Written after init, because init makes the folder.
             write_text(known, f"{self._run.id}\n")
         self._run.define_metric("iteration")
         self._run.define_metric("*", step_metric="iteration")
@@ -82,7 +82,7 @@ class WandbSink:
     def write(self, row: Row) -> None:
         """Log one row."""
         step, values = step_and_values(row)
-        # The step is a value, not wandb's own: a resumed run may log the same step again.
+        # Log the step as a value, not as wandb's own step: a resumed run may repeat a step.
         self._run.log({"iteration": step, **values})
 
     def picture(self, name: str, path: Path, iteration: int) -> None:
@@ -97,13 +97,13 @@ class WandbSink:
 
 
 def _abandon_wandb() -> None:
-    """End the library's own process: Python's end would wait for it."""
+    """Kill the library's own process, because Python would wait for it at exit."""
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "wandb" in child.name():
                 child.kill()
                 child.wait(1.0)
-    # What it has registered for Python's end would miss that process, and say so.
+    # At exit the library's handlers would miss that process and print errors: tear down now.
     if wandb := sys.modules.get("wandb"):
         with contextlib.suppress(Exception):
             within(5.0, wandb.teardown, None)
@@ -137,7 +137,7 @@ class TensorboardSink:
 
 
 def hyperparameters(run_dir: Path) -> dict[str, Any]:
-    """Return every field of the configuration, and as ``environment`` the rest of it."""
+    """Return every field of the configuration, and the rest of config.yaml as ``environment``."""
     content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
     own: dict[str, Any] = content.pop("config")
     return own | {"environment": content}
@@ -156,12 +156,12 @@ class RunLog:
         self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if make := SINKS.get(config.logger):
-            # A daemon: it may hang in the library for ever, and must not hold up the process's end.
+            # A daemon, because it may hang in the library for ever but must not delay the exit.
             self._thread = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
             self._thread.start()
 
     def _feed(self, make: Callable[[Path], Sink], run_dir: Path) -> None:
-        """Make the sink and feed it: whatever it waits for, training does not."""
+        """Make the sink and feed it, in a thread, so that training never waits for the sink."""
         try:
             sink = make(run_dir)
             try:
@@ -170,44 +170,43 @@ class RunLog:
             finally:
                 sink.close()
         except Exception as error:
-            # A sink that was left behind has said all.
+            # `close` has reported a sink that it left behind, so print nothing more.
             if self._thread is not None:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self._say(f"{reason}; the run goes on, with metrics.jsonl alone")
 
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
-        """Drop rows after ``iteration``, and of tests: a resumed run writes them again."""
+        """Drop the rows after ``iteration`` and all test rows: a resumed run writes them again."""
         rows = read_rows(self._path)
         if not self._path.is_file():
             return
         kept = [r for r in rows if r["iteration"] <= iteration and r.get("split") != "test"]
         text = "".join(json.dumps(row) + "\n" for row in kept)
-        # Also where a crash cut the last line short: the next row would join it.
+        # Also write if a crash cut the last line short, because the next row would join that line.
         if text.encode() != self._path.read_bytes():
             write_text(self._path, text)
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:
-        """Append one row, in the file and beside it; errors: `append_line`."""
+        """Append one row to the file and hand it to the sink; errors as in `append_line`."""
         append_line(self._path, json.dumps(row))
         if self.has_sink:
             self._work.put(lambda sink: sink.write(row))
 
     @property
     def has_sink(self) -> bool:
-        """Whether pictures are wanted: the file takes none."""
+        """Whether there is a sink, which can take pictures; the file cannot."""
         return self._thread is not None
 
     @todist.rank_zero_only
     def picture(self, name: str, path: Path, iteration: int) -> None:
-        """Hand a picture to the sink, if there is one."""
-        if self.has_sink:
-            self._work.put(lambda sink: sink.picture(name, path, iteration))
+        """Hand a picture to the sink, which there is (`has_sink`)."""
+        self._work.put(lambda sink: sink.picture(name, path, iteration))
 
     @todist.rank_zero_only
     def close(self, *, failed: bool = False) -> None:
-        """Close the sink, if it still works; wait for it a while, less long if the run failed."""
+        """Close the sink, if it still works; wait a limited time, less if the run ``failed``."""
         feed = self._thread
         if feed is None:
             return
@@ -217,7 +216,7 @@ class RunLog:
         if feed.is_alive():
             self._thread = None
             _abandon_wandb()
-            self._say(f"not done after {seconds:g} s more, and left behind; metrics.jsonl has all")
+            self._say(f"abandoned after {seconds:g} s without an end; metrics.jsonl has all rows")
 
     def _say(self, text: str) -> None:
         print(f"--logger {self._name}: {text}", file=sys.stderr, flush=True)

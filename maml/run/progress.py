@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar on a terminal, a line now and then elsewhere."""
+"""Show the progress of long work: a bar on a terminal, and plain lines elsewhere."""
 
 import sys
 from typing import Any
@@ -10,12 +10,12 @@ PLAIN = 15.0
 
 
 def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tqdm:
-    """Return tqdm's bar, which is shown if this process ``speaks``; no terminal: plain lines."""
+    """Return tqdm's bar, shown if this process ``speaks``; without a terminal, as plain lines."""
     options |= {"total": total, "desc": what, "unit": unit, "disable": not speaks}
     if sys.stderr.isatty():
         return tqdm(mininterval=0.5, **options)
-    # With more than one iteration between two looks at the clock, tqdm has a thread print as well.
-    # Without a delay it shows that nothing is done yet.
+    # If miniters is above 1, tqdm's monitor thread prints as well. If delay is 0, tqdm prints a
+    # line at once, although nothing is done yet.
     return tqdm(
         file=_Lines(), position=0, mininterval=PLAIN, miniters=1, delay=1e-9,
         bar_format="{desc}: {n_fmt} of {total_fmt} {unit}, {rate_fmt}, {remaining} left{postfix}",
@@ -24,11 +24,11 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
 
 
 class _Lines:
-    """Standard error, for files and pipes: whole lines, and no carriage return."""
+    """Standard error for files and pipes: writes whole lines without carriage returns."""
 
     def write(self, text: str) -> None:
         if text.strip():
             print(text.strip(), file=sys.stderr, flush=True)
 
     def flush(self) -> None:
-        """Each line is flushed."""
+        """Do nothing, because `write` flushes each line."""

@@ -1,4 +1,4 @@
-"""What a run was made with: package versions, this repository's commit, a user's own files."""
+"""A run's provenance: package versions, this repository's commit, a user's own files."""
 
 import contextlib
 import hashlib
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what computes here: ``processor``, ``cores``, and ``gpu``, a name or None."""
+    """Return this machine's ``processor``, ``cores`` and ``gpu`` (a name or None)."""
     processor = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -81,7 +81,7 @@ def own_files(config: Config) -> dict[str, dict[str, str]]:
 
 
 def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return, for each of a user's own files that is not as ``recorded``: "FILE … has changed"."""
+    """Return "FILE … has changed" for each of a user's own files that differs from ``recorded``."""
     now, files = own_files(config), registry.files_of_own(config)
     return [
         f"{_shown(files.get(kind, {}).get(module, module))} (--{kind} {getattr(config, kind)}) "
@@ -93,8 +93,8 @@ def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> li
 
 
 def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | None = None) -> None:
-    """Print which of a user's own files changed since a checkpoint was saved, if not ``said``."""
-    # A component that is another one here is no file that has changed.
+    """Warn of a user's own files that changed since a checkpoint was saved, unless ``said``."""
+    # Compare only components that both use: a different component is not an edited file.
     then = saved.get("config", {})
     same = {
         kind: digests
@@ -110,7 +110,7 @@ def warn_of_edits(config: Config, saved: Mapping[str, Any], said: set[str] | Non
 
 
 def _shown(file: str) -> str:
-    """Return a file's path as it is from the current folder, if it is below that."""
+    """Return a file's path, relative to the current folder if the file is below it."""
     with contextlib.suppress(ValueError, OSError):
         return str(Path(file).relative_to(Path.cwd()))
     return file

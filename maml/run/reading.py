@@ -1,4 +1,4 @@
-"""What a run left behind, and which runs are one method's with other seeds."""
+"""Read the files of runs, and group runs that differ only in their seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from maml.run.log import Row
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, or a record. Its other files are read when they are first asked for."""
+    """A run directory or a record. Files other than config.yaml are read on first access."""
 
     path: Path
     config: Config
@@ -27,7 +27,7 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """The content of result.json; empty while there is none."""
+        """The content of result.json; empty if it cannot be read."""
         return directory.read_json(self.path / "result.json")
 
     @cached_property
@@ -37,17 +37,17 @@ class Run:
 
     @cached_property
     def scores(self) -> Scores:
-        """What each test task scored: test_tasks.csv."""
+        """The scores of each test task, from test_tasks.csv."""
         return read_tasks(self.path / TESTED)
 
     @property
     def headline(self) -> str:
-        """What the names of metrics begin with that its headline is of."""
+        """The prefix of the metrics' names that the run's headline uses."""
         return "" if self.config.transductive else "non_transductive_"
 
 
 def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
-    """Return ``<split>/<metric>`` by iteration, the oldest first; also inf and nan."""
+    """Return ``<split>/<metric>`` by iteration, the oldest first; keep inf and nan."""
     split, _, name = metric.partition("/")
     of_split = (row for row in rows if row.get("split", "train") == split)
     return {
@@ -61,7 +61,7 @@ def read(path: Path) -> Run:
 
 
 def find(paths: Sequence[Path]) -> list[Run]:
-    """Return the runs of all directories, of those in them, or in their ``trials``."""
+    """Return the runs in all ``paths``: a run itself, or the runs in a folder or its ``trials``."""
     found = []
     for path in paths:
         inside = [path] if (path / "config.yaml").is_file() else []
@@ -74,15 +74,15 @@ def find(paths: Sequence[Path]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the settings in which the runs are not all the same, but for the seed."""
+    """Return the settings, except the seed, in which the runs differ."""
     names = dict.fromkeys(name for run in runs for name in settings(run.config) if name != "seed")
     return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return runs that differ in their seed alone together, by what tells them from the others."""
+    """Group runs that differ only in their seed, by a label that distinguishes the groups."""
     names = differing(runs)
-    # Presets differ in many settings: the learner, or the preset, says it shorter.
+    # Presets differ in many settings. The learner or the preset is a shorter label, if unique.
     for alone in ("learner", "preset"):
         value = {tuple(getattr(r.config, n) for n in names): getattr(r.config, alone) for r in runs}
         if len(names) > 1 and len(set(value.values())) == len(value):

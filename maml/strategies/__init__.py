@@ -1,4 +1,4 @@
-"""Strategies: where tasks run. One file a strategy, with its facts; none is named elsewhere."""
+"""Strategies decide where tasks run. Each strategy has its own file, which declares its facts."""
 
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -16,7 +16,7 @@ COMPONENTS = {
 
 
 def resolve_strategy(config: Config, world: World) -> str:
-    """Return the strategy's name: auto is local in one process, the learner's under torchrun."""
+    """Return the strategy's name; auto means local, or the learner's strategy under torchrun."""
     if config.strategy != "auto":
         if config.strategy == "local" and world.size > 1:
             raise UserError(

@@ -1,8 +1,8 @@
 """``--strategy allreduce``: every rank computes its share and takes the same step.
 
-The road to many GPUs and hosts: a step is one flat all-reduce of [Σ gradient, Σ metrics, count],
-whatever the number of tasks. Nothing is broadcast but the beginning: all ranks hold the same
-parameters because they have done the same arithmetic, which is checked now and then.
+Use this strategy for many GPUs and hosts. A step is one flat all-reduce of [Σ gradient, Σ metrics,
+count] for any number of tasks. Only the start is broadcast. All ranks hold the same parameters
+because they do the same arithmetic; a check compares the parameters every ``--check-every`` steps.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from maml.worker import Share, Worker
 COMPONENTS = {
     "allreduce": {
         "attribute": "AllReduce",
-        "help": "every process, all in step; one flat all-reduce (gloo, nccl)",
+        "help": "all processes take the same step; one flat all-reduce (gloo, nccl)",
     }
 }
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     check_every: int = flag(
         100,
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class AllReduce(Collective):
-    """All ranks drive; a rank's share of the ids is its part of `Tensor.tensor_split`."""
+    """All ranks drive; `Tensor.tensor_split` gives each rank its part of the ids."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
@@ -59,7 +59,7 @@ class AllReduce(Collective):
         return self._agreed
 
     def from_rank_zero(self, value: T) -> T:
-        """Broadcast ``value`` (pickled: between the processes of one run alone)."""
+        """Broadcast ``value``; it is pickled, and travels only between the processes of one run."""
         box: list[Any] = [value]
         with self.guard():
             dist.broadcast_object_list(box, src=0)
@@ -88,7 +88,7 @@ class AllReduce(Collective):
         return self._reduce(rows.reshape(-1)).view_as(rows).cpu()
 
     def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
-        """Sum over ranks, and agree on whether to stop: a signal may reach one rank alone."""
+        """Sum over ranks, and agree on whether to stop: a signal may reach only one rank."""
         began = time.perf_counter()
         stops = [float(self.stop.signal == number.name) for number in SIGNALS]
         both = torch.cat([flat, flat.new_tensor(stops)])
@@ -98,7 +98,7 @@ class AllReduce(Collective):
             meanwhile()
             work.wait()
         self._reduce_seconds += time.perf_counter() - began
-        # What a ring sends a rank: 2 (n - 1) / n of the tensor, and there are n of them.
+        # In a ring, each of the n ranks sends 2 (n - 1) / n of the tensor.
         self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes
         for number, count in zip(SIGNALS, both[len(flat) :].tolist(), strict=True):
             if count:
@@ -106,7 +106,7 @@ class AllReduce(Collective):
         return both[: len(flat)]
 
     def report(self) -> dict[str, Any]:
-        """Bytes, and seconds in all-reduces: the transfer, and the wait for the slowest rank."""
+        """Return bytes and the seconds of all-reduces: transfer, and wait for the slowest rank."""
         row = super().report()
         if self._reduce_seconds:
             row["reduce_seconds"] = self._reduce_seconds
@@ -114,10 +114,10 @@ class AllReduce(Collective):
         return row
 
     def _check_equal(self, meta_params: Params) -> None:
-        """Raise `DivergedError`, on all ranks, if one's parameters are not bit for bit rank 0's."""
+        """Raise `DivergedError` on all ranks if a rank differs from rank 0 in any parameter bit."""
         flat = self.packing.params(meta_params).cpu()
         digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
-        # On the CPU, wherever the parameters are: every backend gathers there.
+        # On the CPU, even if the parameters are on a GPU: every backend can gather CPU tensors.
         mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
         all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
         with self.guard():

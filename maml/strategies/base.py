@@ -1,4 +1,4 @@
-"""A strategy is a map-reduce over task ids: it owns transport, timeouts and failure only."""
+"""A strategy is a map-reduce over task ids. It handles only transport, timeouts and failures."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 
 class Strategy(ABC):
-    """Where tasks run and how gradients come home. Use it as a context manager.
+    """Decides where tasks run and how gradients return. Use it as a context manager.
 
     Attributes:
-        stop: The process's stop signals, which every driving process heeds at the same iteration.
-        liveness: Who takes part, and who lives.
-        drives: Whether this process runs the outer loop; one that does not calls `serve`.
+        stop: This process's stop request. All driving processes stop at the same iteration.
+        liveness: Watches which processes take part and are alive.
+        drives: Whether this process runs the outer loop; if not, it calls `serve`.
         home: The device where a driving process keeps the meta-parameters.
-        computing: The ranks that differentiate, each a part of a meta-batch.
-        wire_bytes: Bytes of tensors sent between processes so far, as far as this process knows
-            of them; headers and retransmissions come on top.
-        advice: What to say at the start: a way that is faster here; "" where none is.
+        computing: The ranks that differentiate; each gets a part of a meta-batch.
+        wire_bytes: Bytes of tensors sent between processes since the last `report`, as far as this
+            process can count them, without headers and retransmissions.
+        advice: A line to print at the start about a faster way to run; "" if there is no advice.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -51,7 +51,7 @@ class Strategy(ABC):
 
     @functools.cached_property
     def packing(self) -> Packing:
-        """How parameters and shares travel."""
+        """The layout of parameters and shares in the tensors that travel."""
         return Packing(self.worker.learner.meta_parameters(), len(self.worker.metric_names))
 
     @property
@@ -74,13 +74,13 @@ class Strategy(ABC):
     def _agree(self) -> None:
         """Compare the flags of all processes, before anything else, through the launcher's store.
 
-        A job script that starts them one by one can hand two of them different flags. They would
-        wait for each other in different transports, or train a mixture without a word. Rank 0
-        names the first rank and flag that differ; the others end without a word.
+        A job script that starts the processes one by one can give two of them different flags. They
+        would wait for each other in different transports, or silently train a mixture. Rank 0
+        names the first rank and flag that differ; the other ranks end without a message.
         """
         values = dataclasses.asdict(self.config)
         if self.config.strategy == "allreduce":
-            # Its collectives are another library's on another kind of device.
+            # The kind of device decides which library runs the collectives.
             values["device type"] = self.worker.device.type
         try:
             store = own_connection(self.world, new_room("flags"))
@@ -89,7 +89,7 @@ class Strategy(ABC):
             who = "rank 0" if self.world.rank else "another process"
             where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             line = str(error).strip().splitlines()[0]
-            raise WorkerLostError(f"{who} did not come to the start at {where}: {line}") from error
+            raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
         for rank, theirs in enumerate(others, 1):
             if difference := _difference(ours, theirs, rank):
                 raise WorkerLostError("", code=2) if self.world.rank else UserError(difference)
@@ -100,13 +100,13 @@ class Strategy(ABC):
             if not (self.liveness.finished and isinstance(error, WorkerLostError)):
                 self._fail(error)
                 raise error
-            # All was done: what is finished stays so.
+            # All was done before the loss, so the run stays finished.
             self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
         return True
 
     def _part(self) -> BaseException | None:
-        """Leave the transport, while all still watch over each other; return what fails."""
+        """Leave the transport while all still watch each other; return the error if this fails."""
         if self.world.rank == 0:
             self.liveness.finish()
         try:
@@ -117,7 +117,7 @@ class Strategy(ABC):
         return None
 
     def _fail(self, error: BaseException) -> None:
-        """End all processes, as this one fails by ``error``; raise the line, if it is to say it."""
+        """End all processes for ``error``; raise the line to print, or let the caller raise it."""
         line = self.liveness.fail(error)
         self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
@@ -131,7 +131,7 @@ class Strategy(ABC):
         raise WorkerLostError(line, exit_code(error)) from error.__cause__
 
     def transport(self) -> AbstractContextManager[None]:
-        """Join the other processes; leave when all are done, and on an error wait for nobody."""
+        """Join the other processes; leave when all are done, but after an error without waiting."""
         return nullcontext()
 
     def finish(self) -> None:
@@ -140,10 +140,10 @@ class Strategy(ABC):
 
     @contextmanager
     def guard(self, *, limited: bool = True) -> Iterator[None]:
-        """Turn a failure of the transport into a `WorkerLostError`, once it is known whose.
+        """Turn a failure of the transport into a `WorkerLostError`, after a wait for its cause.
 
-        What is ``limited`` may last no longer than ``--timeout``. Transports have no time limit of
-        their own: they would count a suspension of the job.
+        A ``limited`` body may last no longer than ``--timeout``. This does not rely on the
+        transport's own time limits, because they would count a suspension of the job.
         """
         try:
             with self.liveness.waits.limited() if limited else self.liveness.waits.serving():
@@ -152,17 +152,17 @@ class Strategy(ABC):
             raise self.liveness.explain(error) from error
 
     def part_size(self, rank: int) -> int:
-        """Return how many tasks of a meta-batch a computing rank has, as `Tensor.tensor_split`."""
+        """Return how many tasks of a meta-batch `Tensor.tensor_split` gives a computing rank."""
         size, left_over = divmod(self.config.meta_batch_size, len(self.computing))
         return size + (self.computing.index(rank) < left_over)
 
     def share_sizes(self) -> set[int]:
-        """Return how many training tasks a call of this process's worker may hold."""
+        """Return the possible numbers of training tasks in one call of this process's worker."""
         rank = self.world.rank
         return {self.part_size(rank)} if rank in self.computing else set()
 
     def serve(self) -> None:
-        """Serve the driving process until it is done; returns at once where all drive."""
+        """Serve the driving process until it is done; return at once if all processes drive."""
         return None
 
     def from_rank_zero(self, value: T) -> T:
@@ -170,7 +170,7 @@ class Strategy(ABC):
         return value
 
     def report(self) -> dict[str, Any]:
-        """Return what the transport has to say since the last call: columns of metrics.jsonl."""
+        """Return the transport's columns of metrics.jsonl, which count since the last call."""
         sent, self.wire_bytes = self.wire_bytes, 0
         return {"wire_bytes": sent} if sent else {}
 
@@ -178,27 +178,27 @@ class Strategy(ABC):
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Return Σ gradient, Σ metrics and count over the training tasks ``ids [B]`` (int64).
 
-        A strategy whose server does not wait for all may return other tasks' sums: those that
-        have arrived.
+        If a strategy's server does not wait for all trainers, the sums may be of other tasks: those
+        whose results have arrived.
         """
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return the ids of the tasks in what `meta_step`, asked for ``ids``, returned last.
+        """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed.
 
-        A server that waits for some of them only may name those that it did without as well.
+        A server that waits for only some of the tasks may also return the ids of the others.
         """
         return ids
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Return the metrics of each task of ``ids [T]``: ``[T, len(evaluation_names)]``, CPU.
 
-        By default they are computed here, while the others wait.
+        By default this process computes the metrics while the others wait.
         """
         return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:
-    """Say what is the first difference of ``rank`` from rank 0; nothing if there is none."""
+    """Return a line about the first difference between ``rank`` and rank 0, or ""."""
     for name in (name for name in ours if name not in OF_A_HOST and name in theirs):
         if theirs[name] != ours[name]:
             return (

@@ -1,4 +1,4 @@
-"""What the strategies over collectives share: their world, and how they wait."""
+"""The base of strategies over collectives: their process groups, and how they wait."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,15 +16,15 @@ from maml.strategies.base import Strategy
 FOR_EVER = timedelta(days=30)
 
 POLL = 0.5
-"""Seconds after which a process that waits idly looks around for signals."""
+"""Seconds after which an idle wait returns to Python, so that Python handles signals."""
 
 
 class Collective(Strategy):
     """A strategy whose processes call the same collectives in the same order.
 
     Attributes:
-        idle: A process group of CPU tensors without a time limit; where a process waits for work,
-            or for rank zero to finish writing. Wait there with `wait_idly`. In the default group,
+        idle: A process group for CPU tensors without a time limit. There a process waits for work,
+            or for rank 0 to finish writing. Wait with `wait_idly`. In the default group,
             nccl waits for ``--timeout``, and gloo for as long as `maml.processes.liveness` allows.
     """
 
@@ -32,10 +32,10 @@ class Collective(Strategy):
 
     @contextmanager
     def transport(self) -> Iterator[None]:
-        """Join all: gloo between CPUs, nccl between GPUs of one process each.
+        """Join all processes: with gloo between CPUs, with nccl between GPUs of one process each.
 
-        A body that ends well leaves when all are done, but those that were excused; one that ends
-        in an error waits for nobody.
+        After a body without errors, wait until all are done; if a rank is excused, raise instead.
+        After an error, wait for no other process.
         """
         choose_interface(self.world)
         nccl = torch.cuda.is_available() and not shares_gpu(
@@ -50,20 +50,20 @@ class Collective(Strategy):
             timeout=start_timeout,
         )
         try:
-            # Not yet with its own patience: a group's time limit is also that of its making.
+            # Not yet `FOR_EVER`: a group's time limit also applies to its creation.
             idle = dist.new_group(timeout=start_timeout, backend="gloo")
-            # It returns a number in place of a group of which this process is no member.
+            # `new_group` returns a number if this process is no member of the group.
             assert isinstance(idle, dist.ProcessGroup)
             self.idle = idle
             dist.barrier()
-            # nccl's waits are not Python's: its own threads watch over what it has begun.
+            # nccl needs a limit: Python cannot end its waits, but its own threads watch them.
             limit = timedelta(seconds=self.config.timeout) if nccl else FOR_EVER
             dist.set_timeout(limit, dist.group.WORLD)
             dist.set_timeout(FOR_EVER, idle)
             yield
-            # Rank zero may still write for long; once it is done, so is everyone, or is lost.
+            # Rank 0 may still write for a long time. After that, every rank is done or lost.
             wait_idly(dist.broadcast(torch.zeros(1), src=0, group=idle, async_op=True))
-            # Not a barrier, which would be nccl's: it cannot be left.
+            # Not a barrier: it may run on nccl, and a process cannot leave nccl's barrier.
             done = dist.all_reduce(torch.zeros(1), group=idle, async_op=True)
             wait_idly(done, self.liveness.excused)
         except BaseException:
@@ -73,9 +73,9 @@ class Collective(Strategy):
 
 
 def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
-    """Wait for a collective that rank zero begins when it pleases: ``work`` of ``async_op=True``.
+    """Wait for a collective that rank 0 may begin at any time: ``work`` of ``async_op=True``.
 
-    Raise RuntimeError as it does, or once there are ``missed`` ranks, without which it never ends.
+    Raise RuntimeError if it fails, or once ``missed`` holds a rank, because it then never ends.
     """
     assert work is not None
     while not missed:
@@ -84,7 +84,7 @@ def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
             return
         except RuntimeError:
             if work.is_completed():
-                # It has failed, or was done just after the time was up.
+                # The collective failed, or completed just after the time limit.
                 work.wait()
                 return
-    raise RuntimeError("one that takes part is gone")
+    raise RuntimeError("a process of the collective was lost")

@@ -1,4 +1,4 @@
-"""``--strategy local``: every task in this process."""
+"""``--strategy local``: compute every task in this process."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ COMPONENTS = {"local": {"attribute": "Local", "help": "one process"}}
 
 
 class Local(Strategy):
-    """One process; what every other strategy must equal."""
+    """One process. The results of every other strategy must equal its results."""
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""
@@ -23,7 +23,7 @@ class Local(Strategy):
 
 
 def alone(config: Config, *, trains: bool = False) -> Local:
-    """Set this process up, and return what computes in it; ``trains``: as `Worker` takes it."""
+    """Set this process up, and return its strategy; ``trains`` is the argument of `Worker`."""
     world = World(0, 1, 0, 1, launched=False)
     init_process(config, world)
     return Local(config, world, Worker(config, choose_device(config, world), trains=trains))

@@ -1,4 +1,4 @@
-"""What the strategies over RPC share: rank 0 drives, the others serve it until all is done."""
+"""The base of strategies over RPC: rank 0 drives, and the others serve it until all is done."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from maml.strategies.base import Strategy
 from maml.worker import Worker
 
 SILENT = 3.0
-"""Seconds without a heartbeat after which a process is not waited for, `GOODBYE` after the end."""
+"""`GOODBYE` seconds after the end, rank 0 gives up processes silent for this many seconds."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S", bound="OverRpc")
 Answer: TypeAlias = torch.futures.Future[Any]
-"""What a call is answered with later: until then it holds no thread."""
+"""The later answer to a call. Until the answer comes, the call holds no thread."""
 
 _this: OverRpc | None = None
 
 
 def this(kind: type[S]) -> S:
-    """Return this process's strategy: a call that comes in names a function, and no object."""
+    """Return this process's strategy, because an incoming call names a function, not an object."""
     assert isinstance(_this, kind)
     return _this
 
@@ -52,9 +52,9 @@ class OverRpc(Strategy):
 
     Attributes:
         others: The ranks that serve.
-        spared: How many of them the run can do without.
-        gone: On rank 0, those of them that were lost.
-        finished: Set when rank 0 has said that all is done.
+        spared: How many of the serving ranks the run can lose and still go on.
+        gone: On rank 0: the serving ranks that were lost.
+        finished: Set when rank 0 has announced that all is done.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -70,32 +70,32 @@ class OverRpc(Strategy):
     def transport(self) -> Iterator[None]:
         """Join TorchOpt's RPC world.
 
-        The end waits for nobody: RPC's own graceful shutdown needs the launcher's store, and a
-        frozen peer would hold it for ever. Rank 0 waits before, in `finish`.
+        The shutdown waits for no peer. RPC's own graceful shutdown needs the launcher's store, and
+        a frozen peer would block it for ever. Rank 0 waits earlier, in `finish`.
         """
         choose_interface(self.world)
         options = rpc.TensorPipeRpcBackendOptions(
             init_method="maml://",
             num_worker_threads=max(self.config.rpc_threads, self.world.size),
             rpc_timeout=max(START_TIMEOUT, self.config.timeout),
-            # Not shared memory: its threads never sleep, and take what the tasks need of each core.
+            # Not shared memory: its threads never sleep, and take core time that the tasks need.
             _transports=["ibv", "uv"],
             _channels=["basic"],
         )
 
         @todist.auto_init_rpc(self._init_worker, rpc_backend_options=options)
         def enter() -> None:
-            """Be initialised; the decorator does the work."""
+            """Do nothing; the decorator initialises RPC."""
 
-        # Emitted inside torch's own RPC initialisation, about torch's own call.
+        # torch's RPC initialisation emits this warning about its own call.
         warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
         try:
             enter()
         finally:
-            # It registers a graceful shutdown without a timeout at exit.
+            # TorchOpt registers a graceful shutdown at exit, which has no timeout.
             atexit.unregister(rpc.shutdown)
-        # From here on `maml.processes.liveness` finds who is silent; before, one may just be slow
-        # to import. 0: no limit.
+        # Until here, a process may only be slow to import. From here on, `maml.processes.liveness`
+        # finds silent processes, so RPC needs no limit (0).
         rpc._set_rpc_timeout(0)  # type: ignore[attr-defined]
         try:
             yield
@@ -108,24 +108,24 @@ class OverRpc(Strategy):
         _this = self
 
     def serve(self) -> None:
-        """Wait while calls are answered, in the transport's threads, until all is done."""
+        """Wait until all is done, while the transport's threads answer calls."""
         self.stop.install()
         self.wait_for(self.finished)
 
     def wait_for(self, event: threading.Event) -> None:
-        """Wait for ``event``, for as long as rank 0 lives, whatever signal this process gets."""
+        """Wait for ``event`` as long as rank 0 lives, even if this process gets a stop signal."""
         with self.liveness.waits.serving():
             event.wait()
 
     def finish(self) -> None:
-        """On rank 0: send the others home, and wait for those who live."""
+        """On rank 0: tell the others that all is done, and wait until the living ones have left."""
         if not self.drives:
             return
         self.send_home()
         liveness, clock = self.liveness, self.liveness.clock
         patience = GOODBYE if self.stop else self.config.timeout
         began = clock.now()
-        # One may be in the middle of a gradient.
+        # A process may be in the middle of a gradient.
         while missing := liveness.staying() - self.gone:
             waited = clock.now() - began
             silent = liveness.silent(SILENT if waited > GOODBYE else math.inf)
@@ -138,7 +138,7 @@ class OverRpc(Strategy):
                 line += "; killed" if liveness.members[rank].kill() else "; it is gone"
             print(f"{line}; all work is done", file=sys.stderr, flush=True)
         for rank in self.gone:
-            # One that was given up may be stopped, and would wait for ever.
+            # A process that was given up may be stopped by a signal, and would never end.
             if liveness.members[rank].is_near:
                 liveness.members[rank].kill()
 
@@ -149,7 +149,7 @@ class OverRpc(Strategy):
                 rpc.rpc_async(rank, _finish)
 
     def survives(self, rank: int, line: str) -> bool:
-        """Give up a lost rank, in a thread; say whether the run goes on: see `Liveness`."""
+        """Give up a lost rank; return whether the run goes on. A thread of `Liveness` calls it."""
         self.gone.add(rank)
         if len(self.gone) > self.spared:
             return False
@@ -158,20 +158,18 @@ class OverRpc(Strategy):
 
 
 def _finish() -> None:
-    assert _this is not None
-    _this.finished.set()
+    this(OverRpc).finished.set()
 
 
 def reported(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function that others call over RPC tell its failure itself, with its rank and host.
+    """Let a function that others call over RPC report its own failure, with rank and host.
 
-    Over RPC, an exception's text is cut into lines, or cannot be read at all.
+    An exception that travels over RPC arrives with its text cut into lines, or unreadable.
     """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        assert _this is not None
-        liveness = _this.liveness
+        liveness = this(OverRpc).liveness
         try:
             with liveness.waits.called():
                 return function(*args, **kwargs)
@@ -179,15 +177,15 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
             liveness.report(error)
             if not isinstance(error, (UserError, WorkerLostError)):
                 traceback.print_exc()
-            # As RPC returns an exception, which it would print with a traceback of this file.
-            return cast("T", RemoteException("it has told why", RuntimeError))
+            # RPC's own form of an exception. If we raised it, RPC would also print a traceback.
+            return cast("T", RemoteException("it has reported why", RuntimeError))
 
     return call
 
 
 def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) -> None:
-    """Give each of the answers to come its own of what ``compute`` returns, or its failure."""
-    # As RPC runs a function: it turns an exception into what the caller will raise.
+    """Set each answer to its item of what ``compute`` returns, or all answers to its failure."""
+    # RPC's own way to run a function: it turns an exception into one that the caller raises.
     found = _run_function(PythonUDF(compute, (), {}))
     if isinstance(found, RemoteException):
         found = [found] * len(answers)
@@ -196,27 +194,27 @@ def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) 
 
 
 class Gathering:
-    """Gathers the calls of each round; the one that comes last computes the answers to all.
+    """Gathers the calls of each round; once the round is complete, computes all its answers.
 
-    What is computed does not depend on the order in which calls come: they go by their places.
+    The answers do not depend on the order in which calls arrive, because places order the calls.
     """
 
     def __init__(self, compute: Callable[[list[int], Any], Sequence[Any]]) -> None:
-        """Gather for ``compute``, from places and what all share to an answer for each."""
+        """Gather for ``compute``, which maps places and a shared value to one answer per place."""
         self._compute = compute
         self._lock = threading.Lock()
-        # Of each round, what all share and how many calls there are; the calls, by their places.
+        # By round: the shared value and the number of calls; and the calls by their places.
         self._begun: dict[int, tuple[Any, int]] = {}
         self._calls: dict[int, dict[int, Answer]] = {}
 
     def begin(self, number: int, shared: Any, expected: int) -> None:
-        """Take what the calls of round ``number`` share, and how many there are, at least 1."""
+        """Take the value that the calls of round ``number`` share, and their number, at least 1."""
         with self._lock:
             self._begun[number] = shared, expected
         self._compute_if_complete(number)
 
     def call(self, number: int, place: int) -> Answer:
-        """Take a call of round ``number``, with a place of its own; return its answer to come."""
+        """Take a call of round ``number`` at its own ``place``; return the future of its answer."""
         answer: Answer = torch.futures.Future()
         with self._lock:
             self._calls.setdefault(number, {})[place] = answer

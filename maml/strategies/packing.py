@@ -1,4 +1,4 @@
-"""Shares as one flat tensor each, and outer losses as a node of a graph over processes."""
+"""Pack each share into one flat tensor; make outer losses a node of a graph over processes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from maml.worker import Share
 
 
 class Packing(ParamLayout):
-    """Where meta-parameters, and what is summed with their gradients, lie in a flat tensor."""
+    """The layout of meta-parameters, and of the sums that go with gradients, in a flat tensor."""
 
     def __init__(self, meta_params: Params, n_totals: int) -> None:
-        """Lay out ``meta_params`` and, behind them, a share's ``n_totals`` totals and its count."""
+        """Lay out ``meta_params``, and after them a share's ``n_totals`` totals and its count."""
         super().__init__(meta_params)
         self._n_totals = n_totals
         self.share_size = self.n_params + n_totals + 1
 
     def share(self, share: Share) -> Tensor:
-        """Return ``[P + 1 + M + 1]``: gradients, totals and the count, which all add up."""
+        """Return ``[P + 1 + M + 1]``: gradients, totals and the count; shares add up by element."""
         count = share.totals.new_tensor([share.n_tasks])
         return torch.cat([*self.parts(share.gradients), share.totals, count])
 
@@ -33,14 +33,14 @@ class Packing(ParamLayout):
 class OuterLosses(torch.autograd.Function):
     """Each task's outer loss as a function of the flat meta-parameters.
 
-    The gradient is taken at once by `Worker.share`, in batches of bounded memory, as the
-    sum over the tasks. ``backward`` scales it, as all tasks weigh the same in a sum or a mean. So
-    one gradient waits, not the graphs of the tasks.
+    ``forward`` already takes the gradient: `Worker.share` sums it over the tasks, in batches of
+    bounded memory. ``backward`` only scales this sum, because all tasks weigh the same in a sum or
+    a mean. So only one gradient stays in memory, not the graphs of the tasks.
     """
 
     @staticmethod
     def forward(ctx: Any, compute: Callable[[], Share], packing: Packing, leaf: Tensor) -> Tensor:
-        """Return ``[B, 1 + M + 1]`` on the CPU: of each task its loss, its metrics, and a one.
+        """Return ``[B, 1 + M + 1]`` on the CPU: for each task its loss, its metrics, and a one.
 
         ``compute`` returns the share of all B tasks, with its rows, at the parameters ``leaf [P]``.
         """
@@ -52,7 +52,7 @@ class OuterLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *from_rows: Tensor) -> Any:
-        """Return the sum over tasks of gradients, times the weight of each."""
+        """Return the sum of the tasks' gradients, times the weight that all tasks share."""
         # Only the losses, column 0, are differentiable; metrics and the ones are constants.
         weights = from_rows[0][:, 0]
         (gradient,) = ctx.saved_tensors

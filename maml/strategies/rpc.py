@@ -1,12 +1,12 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
-Rank 0 drives and computes; the others serve. Exclusively, as in TorchOpt's distributed training,
-there is a call a task: outer losses come home through a mean reducer, and the distributed backward
-brings the gradients. What all tasks share goes ahead of them: the learner, a clone by reference,
-once a run, and its parameters once a step. The calls that a worker has gathered are one batch
-there, and one node of the graph, so that one gradient leaves it. By chunks, there is one call to
-each other worker, which carries the parameters, and the answer is the sum of the gradients itself.
-Either way rank 0 computes its own tasks meanwhile, without a call.
+Rank 0 drives and computes; the others serve. ``--partition exclusive`` makes one call per task, as
+TorchOpt's distributed training does. Outer losses return through a mean reducer, and the
+distributed backward pass brings the gradients. Rank 0 sends shared data first: the learner, a clone
+by reference, once per run, and its parameters once per step. A worker gathers its calls into one
+batch and one node of the graph, so it sends one gradient. ``--partition chunk`` makes one call per
+other worker. The call carries the parameters, and its answer is the sum of the gradients.
+In both cases rank 0 computes its own tasks meanwhile, without a call.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
@@ -32,23 +32,23 @@ from maml.worker import Share, Worker
 COMPONENTS = {
     "rpc": {
         "attribute": "Rpc",
-        "help": "every process, called by rank 0; distributed autograd, or sums with the answers",
+        "help": "rank 0 calls all processes; gradients by distributed autograd or with the answers",
         "reads": ("partition", "rpc_threads"),
     }
 }
 
 YIELD = 0.0005
-"""Seconds that sending a call takes the transport's threads."""
+"""Seconds that the transport's threads need to send a call."""
 
 
 class Reference:
-    """What travels of a learner: its clone by reference, once a run, and without its parameters.
+    """The part of a learner that travels once per run: its clone by reference, without parameters.
 
-    These follow once a step, as one flat tensor. Two facts of RPC stand behind it. An
-    ``nn.Parameter`` is silently detached when it is pickled, so a module sent as it is trains
-    nothing; a plain tensor travels with its place in the graph. And every tensor is a message part
-    of its own and a node of the distributed graph: one with P elements costs a fraction of eighteen
-    that add up to them.
+    The parameters follow once per step as one flat tensor, for two reasons. First, pickling
+    silently detaches an ``nn.Parameter``, so a module sent with its parameters trains nothing. A
+    plain tensor keeps its place in the graph. Second, every tensor is a separate message part and a
+    node of the distributed graph. One tensor with P elements costs a fraction of eighteen tensors
+    with P elements in total.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -63,7 +63,7 @@ class Reference:
         self.clone.hold_buffers(torch.device("cpu"))
 
     def put(self, params: Params) -> Learner:
-        """Where it has arrived: return the learner with ``params`` in place, by name."""
+        """On the receiving worker: return the learner with ``params`` in place, by name."""
         modules = dict(self.clone.named_modules())
         for name, tensor in params.items():
             path, _, attribute = name.rpartition(".")
@@ -73,20 +73,20 @@ class Reference:
 
 @reported
 def _learn(reference: Reference) -> None:
-    """Run on a worker, before its first step: take the learner that calls are for."""
+    """Run on a worker, before its first step: take the learner that later calls use."""
     reference.clone.hold_buffers(this(Rpc).worker.device)
     this(Rpc).arrived = reference
 
 
 def _begin(step: int, flat: Tensor, calls: int) -> None:
-    """Run on a worker: take the parameters ``flat [P]`` of a step that has ``calls`` for it."""
+    """Run on a worker: take a step's parameters ``flat [P]``, and its number of ``calls`` here."""
     this(Rpc).gathering.begin(step, flat, calls)
 
 
 def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
-    """One call a worker but rank 0: split the first argument, ids ``[B]``, as evenly as B allows.
+    """Split ids ``[B]``, the first argument, as evenly as B allows: one call per rank except 0.
 
-    TorchOpt's own batch partitioner hands the whole remainder to the last worker.
+    TorchOpt's own batch partitioner gives the whole remainder to the last worker.
     """
     ids, *rest = args
     parts = ids.tensor_split(max(todist.get_world_size() - 1, 1))
@@ -97,9 +97,9 @@ EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 
 
 def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, int], Any]]:
-    """One call a task, as TorchOpt partitions exclusively; but rank 0 need not call itself.
+    """Return one call per task, as TorchOpt's exclusive partition does, but none to rank 0 itself.
 
-    A task's id goes as a number: a tensor would be a message part of its own.
+    A task's id travels as a number, because a tensor would be a separate message part.
     """
     calls = EXCLUSIVE(ids, step)
     return [(rank, (int(args[0]), step), {}) for rank, args, _ in calls if rank != 0 and args]
@@ -108,10 +108,10 @@ def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, 
 @todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
 @rpc.functions.async_execution
 def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
-    """One call a task of other ranks, whose ``ids`` is its id: the mean over calls of their rows.
+    """Make one call per task of the other ranks, whose id is ``ids``; return the mean of the rows.
 
-    A row ``[1 + M + 1]`` is loss, metrics and a one. A call is answered with the step's others, and
-    holds no thread until then.
+    A row ``[1 + M + 1]`` is loss, metrics and a one. A worker answers all its calls of a step
+    together. Until then a call holds no thread.
     """
     return this(Rpc).gathering.call(step, int(ids))
 
@@ -119,11 +119,11 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
 @reported
 def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
-    """One call a worker: the sum over calls of the packed share of ``ids`` at ``flat [P]``."""
+    """Call each other rank once; return the sum of the packed shares of ``ids`` at ``flat [P]``."""
     worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
     share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    # Not before the share is on its way.
+    # With a delay, so that the share is sent first.
     worker.look_ahead(ids, delay=0.001)
     return packing.share(share).cpu()
 
@@ -131,13 +131,13 @@ def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
 @todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
 @reported
 def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """One call a worker: the list of per-task metrics of ``split``'s tasks at ``flat [P]``."""
+    """Call each other rank once; return the list of the tasks' metrics of ``split`` at ``flat``."""
     worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
     return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
 class Rpc(OverRpc):
-    """Map-reduce over RPC, in TorchOpt's way or with one call a worker."""
+    """Map-reduce over RPC: one call per task, as in TorchOpt, or one call per worker."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
@@ -146,22 +146,22 @@ class Rpc(OverRpc):
         self._taught = False
         if world.size > 1 and config.partition == "exclusive":
             same = "--partition chunk trains the same parameters"
-            self.advice = f"{same} with a call a worker, which is faster"
+            self.advice = f"{same} with one call per worker, which is faster"
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Call for each task, or for each other worker's chunk."""
+        """Make one call per task of the other workers, or one call per other worker."""
         by = self._by_autograd if self.config.partition == "exclusive" else self._by_chunks
         return self.packing.to_share(by(meta_params, ids))
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
-        """Call for each task, reduce, bring the gradients home; return a packed share."""
+        """Make one call per task, reduce, fetch the gradients; return a packed share."""
         flat = self.packing.params(meta_params).requires_grad_()
-        # Exclusively partitioned tasks go round the ranks, beginning with 0.
+        # The exclusive partition gives the tasks to the ranks in turn, beginning with rank 0.
         own, *others = [ids[rank :: self.world.size] for rank in range(self.world.size)]
         others = [part for part in others if len(part)]
         n_calls = sum(map(len, others))
         with todist.autograd.context() as context:
-            # A node of the graph for each rank, so that gradients are added in their order.
+            # One graph node per rank, so that gradients are added in the order of ranks.
             own_flat, *of_others = flat.expand(1 + len(others), -1).unbind()
             if others:
                 with self.guard():
@@ -184,7 +184,7 @@ class Rpc(OverRpc):
                     sums = sums + mean * n_calls
                 (gradient,) = todist.autograd.grad(context, sums[0], flat)
         if gradient is None or gradient.shape != flat.shape:
-            raise WorkerLostError("no gradient came home; refusing to step")
+            raise WorkerLostError("no gradient reached rank 0; the step is not taken")
         self.wire_bytes += 2 * len(others) * flat.nbytes + ids[:n_calls].nbytes
         return torch.cat([gradient, sums.detach()])
 
@@ -197,12 +197,12 @@ class Rpc(OverRpc):
             self._taught = True
 
     def _gathered_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
-        """Answer the calls of a step that this rank has gathered: a row for each task."""
+        """Return the answers to the calls of a step that this rank gathered: one row per task."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
         learner, ids = self.arrived.put(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
-        # Not before the gradient is on its way.
+        # With a delay, so that the gradient is sent first.
         flat.register_hook(lambda gradient: self.worker.look_ahead(ids, delay=0.001))
         return list(rows.unbind())
 
@@ -210,7 +210,7 @@ class Rpc(OverRpc):
         """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
         if not flat.requires_grad:
             raise RuntimeError("parameters came outside the graph: no gradient would come home")
-        # Views without a graph: it is `flat` that leads home.
+        # Views without a graph: the gradient reaches rank 0 only through `flat`.
         params = self.packing.to_params(flat.detach())
 
         with torch.enable_grad():
@@ -227,8 +227,8 @@ class Rpc(OverRpc):
         with self.guard():
             pending = chunk_shares(rest, flat) if len(rest) else None
         if pending is not None:
-            # The transport's threads first: where all cores compute, they would wait for a time
-            # slice of this one, and the other worker for them; it is the one that is done last.
+            # Let the transport's threads send first. If all cores compute, these threads wait for a
+            # time slice of this one. Then the other worker starts later, and is the last to finish.
             time.sleep(YIELD)
         share = self.worker.share(meta_params, own, self.worker.learner)
         packed = self.packing.share(share).cpu()

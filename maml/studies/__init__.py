@@ -1,4 +1,4 @@
-"""What was found: records and their table, sweeps, comparisons; ``launch/`` has the commands."""
+"""Studies of runs: records and their table, sweeps, comparisons; ``launch/`` has the commands."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is compared: a learner's runs of all seeds, with the score of each test task."""
+"""The sides of a comparison: a learner's runs of all seeds, with each test task's score."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",
     "eval_queries", "batch_size", "horizon",
 )  # fmt: skip
-"""Of these the test tasks depend, beside the seed."""
+"""The fields that determine the test tasks, in addition to the seed."""
 
 
 @dataclass(frozen=True)
@@ -29,27 +29,27 @@ class Arm:
 
     name: str
     first: Run
-    """The others differ in their seed alone."""
+    """The first run; the others differ only in their seed."""
     metric: str
-    """A column asked for, or accuracy, return or loss."""
+    """The requested column, or else accuracy, return or loss."""
     scores: dict[int, dict[int, float]]
-    """By seed, each task's score, by its index."""
+    """Maps each seed to its tasks' scores, by task index."""
 
 
 def read(asked: str, metric: str | None) -> Arm:
-    """Return what ``PATH`` or ``PATH:name=value,…`` names.
+    """Return the arm that ``PATH`` or ``PATH:name=value,…`` names.
 
-    ``PATH`` is a run directory, a record, or a folder of runs, as a sweep's is; of those, the runs
-    that have the values: by their configuration, or by the sweep's own parameters. ``metric`` is a
-    column of test_tasks.csv; None: the accuracy (of policies the return, of regressions the loss)
-    of the run's headline.
+    ``PATH`` is a run directory, a record, or a folder of runs, such as a sweep's. The values choose
+    runs by their configuration or by the sweep's parameters. ``metric`` is a column of
+    test_tasks.csv. None means the run's headline metric: the accuracy, for policies the return,
+    for regressions the loss.
     """
     path, values = _split(asked)
     if not path.is_dir():
         raise UserError(f"{asked}: {path} is no folder")
     points: dict[Path, dict[str, Any]] = {}
     if (path / "journal.log").is_file():
-        # Imported here: most comparisons are of no sweep, and need no Optuna.
+        # Imported here, because most comparisons involve no sweep and need no Optuna.
         from maml.studies.sweeping import file, sweep
 
         study = sweep.Sweep(path, file.read(path / "sweep.yaml"))
@@ -60,17 +60,17 @@ def read(asked: str, metric: str | None) -> Arm:
         raise UserError(f"{asked}: no run in {path} has these values")
     tested = [run for run in runs if (run.path / TESTED).is_file()]
     for run in tested:
-        # One that is trained further since has the scores of an earlier model.
+        # A run that trained on after its test has the scores of an earlier model.
         status = directory.read_status(run.path)
         if status is not None and status["state"] != "finished":
-            raise UserError(f"{run.path}: went on after the test, and did not come to a new one")
+            raise UserError(f"{run.path}: went on after the test, and was not tested again")
     return arm_of(asked, tested, metric)
 
 
 def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
-    """Return the arm of runs that differ in their seed alone."""
+    """Return the arm of runs that differ only in their seed."""
     if not runs:
-        raise UserError(f"{name}: none of its runs has {TESTED}: none has come to its test")
+        raise UserError(f"{name}: none of its runs has {TESTED}: no run has been tested")
     if differing := reading.differing(runs):
         values = sorted({str(getattr(run.config, differing[0])) for run in runs})
         raise UserError(
@@ -99,18 +99,18 @@ def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
 
 
 def other_tasks(a: Run, b: Run) -> str:
-    """Say by what the test tasks of two runs differ, but for their seeds; "" where by nothing."""
+    """Describe how the test tasks of two runs differ, apart from the seeds; "" if they do not."""
     for name in TASKS:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a} for the first and {of_b} for the second"
-    # Of a user's own images; a folder of them that has only moved is the same one.
+    # A digest of a user's own images, which stays the same if their folder only moves.
     images = [run.result.get("test_images") for run in (a, b)]
     return "" if images[0] == images[1] else "their images differ"
 
 
 def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
-    """Return both arms' scores ``[S, T]``, of the seeds and tasks that both were tested on."""
+    """Return both arms' scores ``[S, T]``, for the seeds and tasks that both arms share."""
     if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
     seeds = sorted(a.scores.keys() & b.scores.keys())
@@ -135,7 +135,7 @@ def _split(asked: str) -> tuple[Path, dict[str, str]]:
     if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
         path, text = found.groups()
     parts: list[str] = []
-    # Commas and spaces between brackets are a component's arguments.
+    # Commas and spaces between brackets separate a component's arguments, not values.
     for gap, piece in re.findall(r"([,\s]*)([^,\s]+)", text):
         if parts and ("=" not in piece or parts[-1].count("(") > parts[-1].count(")")):
             parts[-1] += gap + piece
@@ -151,9 +151,9 @@ def _has(config: Config, values: dict[str, str], asked: str, point: dict[str, An
     for name, value in values.items():
         if name not in there:
             raise UserError(f"{asked}: no run has a value named {name}")
-        same = str(there[name]).lower() == value.lower()  # as true is True
+        same = str(there[name]).lower() == value.lower()  # true matches True
         with contextlib.suppress(ValueError):
-            same = same or there[name] == float(value)  # as 1e-1 is 0.1
+            same = same or there[name] == float(value)  # 1e-1 matches 0.1
         if not same:
             return False
     return True

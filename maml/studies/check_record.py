@@ -1,10 +1,10 @@
-"""``python -m launch.check_record DIR``: whether a record's model scores what the record says.
+"""``python -m launch.check_record DIR``: check that a record's model scores what the record says.
 
     python -m launch.check_record launch/records/maml-omniglot-5way-1shot --tasks 600
 
-The parameters that are kept are tested again, and each task's scores are compared with those that
-were recorded. Losses agree to 1e-4. So do accuracies, but for one task in 200: where a query's two
-best classes are as good as equal, another processor's rounding decides.
+The command tests the kept parameters again and compares each task's scores with the record. Losses
+must agree to 1e-4. Accuracies must agree, too, except for one task in 200: if a query's two best
+classes are almost equal, another processor's rounding decides.
 """
 
 import math
@@ -28,11 +28,11 @@ from maml.studies import recorded
 
 TOLERANCE = 1e-4
 FEW = 0.005
-"""The share of tasks that may have an accuracy of their own."""
+"""The share of tasks whose accuracy may differ from the record."""
 
 
 def main(arguments: list[str]) -> int:
-    """Check records; return 1 if one does not score what it says."""
+    """Check records; return 1 if a model does not score what its record says, else 0."""
     parser = Parser(
         prog="python -m launch.check_record",
         description="Test the model of a record again, and compare task by task.",
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
         except UserError as error:
             if len(folders) == 1:
                 raise
-            # The others are still to be checked.
+            # Go on, because the other records are still to be checked.
             reason = line = str(error)
         print(f"{folder}: {line}", flush=True)
         wrong += bool(reason)
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
-    """Return what is wrong with a record, or "", and what to say of it."""
+    """Return what is wrong with a record, or "", and the line to print about it."""
     here = {} if data_root is None else {"data_root": data_root}
     config = with_values(record.config, strategy="local", threads=None, device="cpu", **here)
     registry.import_theirs(config)
@@ -88,7 +88,7 @@ def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
 
 
 def retested(record: Run, params: Params, tasks: int) -> str:
-    """Test ``params`` on a record's first tasks; return how they differ, or ""."""
+    """Test ``params`` on a record's first tasks; return how the scores differ, or ""."""
     strategy = alone(record.config)
     worker, seed = strategy.worker, record.config.seed
     checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
@@ -101,7 +101,7 @@ def retested(record: Run, params: Params, tasks: int) -> str:
 
 
 def differing(said: Scores, found: Scores) -> str:
-    """Return how ``found`` differs from what was ``said`` of the same tasks; empty: it does not."""
+    """Return how ``found`` differs from the scores ``said`` for the same tasks; "" if it agrees."""
     missing = sorted(said.keys() - found.keys())
     if missing:
         return f"task {missing[0]} was not tested"

@@ -1,11 +1,11 @@
-"""``python -m launch.compare A B …``: is one better than the other, and how sure is that.
+"""``python -m launch.compare A B …``: test whether one learner is better, and how sure this is.
 
     python -m launch.compare runs/maml runs/anil
     python -m launch.compare runs/sweeps/order:order=first runs/sweeps/order:order=second --report
 
-Each is a run directory, a record, or a folder of runs of which the values after the colon choose
-some; its runs may differ in their seed alone. All are compared with the first, on the test tasks
-that both were tested on.
+Each argument is a run directory, a record, or a folder of runs. Values after a colon choose some of
+a folder's runs. The runs of one argument may differ only in their seed. The command compares each
+argument with the first, on the test tasks that both share.
 """
 
 import sys
@@ -74,12 +74,12 @@ def main(arguments: list[str]) -> int:
 
 
 def is_percent(metric: str) -> bool:
-    """Say whether a metric is an accuracy, and differences of it are in percentage points."""
+    """Return whether a metric is an accuracy, whose differences are in percentage points."""
     return metric.endswith("accuracy")
 
 
 def plain(value: float, metric: str) -> str:
-    """Show a value of a metric."""
+    """Return a metric's value as text."""
     return f"{100 * value:.2f} %" if is_percent(metric) else f"{value:.4g}"
 
 
@@ -107,7 +107,7 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
 
 
 def differences_table(found: dict[str, Difference], base: str, metric: str) -> str:
-    """Return a table of differences, with what it says below."""
+    """Return a table of differences, with its legend below."""
 
     def signed(value: float) -> str:
         return f"{100 * value:+.2f}" if is_percent(metric) else f"{value:+.4g}"
@@ -133,7 +133,7 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
 
 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
-    """Return both tables, of arms beside the first, and a link to what was drawn in ``folder``."""
+    """Return the tables of means and differences, and a link to the figure saved in ``folder``."""
     base, *others = arms
     found = {arm.name: difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)
@@ -145,7 +145,7 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
 
 
 def _drawn(found: dict[str, Difference], base: str, metric: str) -> Any:
-    """Draw a difference a row, its interval over tasks, and a thinner one over seeds."""
+    """Draw one difference per row, its interval over tasks and a thinner one over seeds."""
     names = [textwrap.fill(name, 40) for name in found]
     lines = "\n".join(names).count("\n") + 1
     drawn, ((axis,),) = style.figure(size=(7.0, 1.0 + 0.15 * lines + 0.2 * len(names)))

@@ -1,9 +1,9 @@
-"""``python -m launch.record RUN_DIR``: keep what a table shows of a finished run.
+"""``python -m launch.record RUN_DIR``: keep the record of a finished run, for the tables.
 
     python -m launch.record runs/omniglot-5w1s
 
-The model that the run has tested is tested again, and must score what the run itself has written.
-What stays is in `maml.studies.recorded`.
+The command tests the run's tested model again: it must score what the run wrote. For the files of
+a record see `maml.studies.recorded`.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from maml.studies import recorded
 from maml.studies.check_record import retested
 
 PLACES = ("run_dir", "data_root", "resume")
-"""Flags that name places of one machine."""
+"""Flags that name paths of one machine."""
 KEPT = {"versions": dict, "git_commit": str}
-"""What is kept of a run's config.yaml beside the configuration."""
+"""The entries of a run's config.yaml that a record keeps in addition to the configuration."""
 ROWS = 200
-"""Training rows that stay; all of validation and test do."""
+"""Keep at least this many training rows, if there are so many, and all other rows."""
 
 
 def main(arguments: list[str]) -> int:
     """Write the record of a run."""
     parser = Parser(prog="python -m launch.record", description="Keep the record of a run.")
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
-    text = "what differs from the published protocol, beside the flags"
+    text = "differences from the published protocol that no flag shows"
     parser.add_argument("--note", default="", help=text)
     text = "test the K kept checkpoints that validated best together, too"
     parser.add_argument("--ensemble", metavar="K", type=at_least(2), help=text)
@@ -64,10 +64,10 @@ def write(
     *,
     trust: bool = False,
 ) -> Path:
-    """Write the record of a run below ``records``, in place of an earlier one; return it.
+    """Write the record of a run below ``records``, replacing an earlier one; return its folder.
 
-    The arguments are the command's. A UserError says where a run has not finished or has no test,
-    was not made by commits alone, or does not score what it says; an earlier record stays.
+    The arguments are the command's. Raise UserError if the run has not finished, has no test, was
+    made with uncommitted changes, or does not score what it says; an earlier record then stays.
     """
     config = directory.read_config(run_dir)
     here = directory.config_here(run_dir, data_root, None, trust=trust)
@@ -82,7 +82,7 @@ def write(
     if not config.test_tasks:
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
     run = Run(run_dir, here)
-    # Beside the presets of this commit, which may be later than the run's.
+    # Published values come from this commit's presets, which may be newer than the run's.
     result = files.read_object(run_dir / "result.json")
     result |= published_row(config) | {"changed": changed(config)}
     if wrong := recorded.other_means(run):
@@ -106,7 +106,7 @@ def write(
         folder.mkdir()
         _write(folder, run_dir, content, made, model)
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
-        recorded.read(folder)  # whoever reads it later must be able to
+        recorded.read(folder)  # fails now, not later, if the record cannot be read
         if wrong := retested(run, model, result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
         files.make_folder(target.parent, "--records")
@@ -117,14 +117,14 @@ def write(
 
 
 def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return when and by which commit a run was begun and continued, as its config.yaml says."""
+    """Return a run's starts (time, commit, …) from its config.yaml, or raise a UserError."""
     if wrong := recorded.misfit(content, KEPT | {"starts": list}):
         raise UserError(f"{run_dir / 'config.yaml'}: damaged: its {wrong}")
     found = content["starts"]
     for start in found:
         commit = start.get("git_commit")
         if not commit or commit.endswith("-dirty"):
-            raise UserError(f"{run_dir}: made by {commit}: not a commit alone")
+            raise UserError(f"{run_dir}: made by {commit}: not a commit without changes")
     if found[0]["iteration"]:
         raise UserError(
             f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
@@ -134,7 +134,7 @@ def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
-    """Return what the best ``count`` checkpoints score together, under names of its own."""
+    """Return the scores of the best ``count`` checkpoints together, as ``ensemble_<name>``."""
     saved = load_best(run_dir, count, transductive=config.transductive)
     models = [one["model"] for one in saved]
     found = evaluate(alone(config), models, "test", tasks, progress=True)
@@ -145,8 +145,8 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
 
 
 def _again(config: Config, start: dict[str, Any]) -> str:
-    """Return the command that repeats a run, in float32 too: with as many processes and threads."""
-    # A configuration of one's own is kept beside the record.
+    """Return the command that repeats a run; processes and threads matter for float32 rounding."""
+    # If the run has no preset, the command reads the config.yaml that the record keeps.
     flags, preset = "--config config.yaml", PRESETS.get(config.preset)
     if preset is not None:
         here = {*OF_A_HOST, *PLACES}
@@ -162,7 +162,7 @@ def _again(config: Config, start: dict[str, Any]) -> str:
 def _write(
     folder: Path, run_dir: Path, content: dict[str, Any], made: dict[str, Any], model: Params
 ) -> None:
-    """Write what is kept of a run, nothing of its config.yaml that is one machine's own."""
+    """Write a record's files; leave out the entries of config.yaml that belong to one machine."""
     kept = folder / RECORDED
     torch.save(model, kept)
     made |= {"model_sha256": digest_of(kept), "model_bytes": kept.stat().st_size}

@@ -1,11 +1,11 @@
-"""A record: what is kept of a run whose number stands in a table.
+"""A record: the files that are kept of a run whose number stands in a table.
 
 ``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
-``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does, and beside these
-``record.json`` (how it was made) and ``model.pt`` (the parameters, where they are below 1 MB).
+``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does. It also holds
+``record.json`` (how the run was made) and ``model.pt`` (the parameters, if at most 1 MB).
 
-Of an experiment that is not the preset's the first folder is ``<preset>+<field>=<value>+…``, with
-a digest where a file cannot be named so.
+If a run changes settings of its preset, the first folder is ``<preset>+<field>=<value>+…``. A
+digest is added if this name is too long or has characters that a file's name should not have.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ RECORDS = REPOSITORY / "launch" / "records"
 MOST_BYTES = 1_000_000
 """Larger parameters are not kept."""
 LONGEST = 150
-"""Letters of a folder's name; most file systems take 255 bytes."""
+"""Maximum length of a folder's name, without digest; most file systems allow 255 bytes."""
 
 
 def place_of(config: Config) -> Path:
-    """Return a run's place below all records: a folder for each experiment and seed."""
+    """Return the path of a run's record below all records, by experiment and seed."""
     other = [f"+{name}={value}" for name, value in changed(config).items()]
     whole = "".join([config.preset, *other])
     name = re.sub(r"[^\w.+=-]+", "_", whole)
@@ -43,7 +43,7 @@ def place_of(config: Config) -> Path:
 
 
 def read(folder: Path) -> Run:
-    """Return the record in ``folder``; `other_means` looks whether its numbers are right."""
+    """Return the record in ``folder``; `other_means` checks its numbers."""
     for name, kinds in _KINDS.items():
         if wrong := misfit(read_object(folder / name), kinds):
             raise UserError(f"{folder / name}: damaged: its {wrong}")
@@ -54,7 +54,7 @@ def read(folder: Path) -> Run:
 
 
 def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
-    """Return the first entry of ``said`` that is missing, or of another kind; "": there is none."""
+    """Describe the first entry of ``said`` that is missing, empty or of a wrong type, or ""."""
     for name, kind in kinds.items():
         if not isinstance(said.get(name), kind) or said[name] == []:
             return f"{name} is {said.get(name)!r}"
@@ -66,21 +66,21 @@ _KINDS: dict[str, dict[str, Any]] = {
     "record.json": {"starts": list, "minutes": _NUMBER, "note": str, "hardware": dict},
     "result.json": {"tasks": int, "transductive": bool, "iterations": int},
 }
-"""What a record's files hold."""
+"""The required entries of a record's files, with their types."""
 
 EXACT = 1e-9
-"""Between means of the same numbers, added up in another order."""
+"""Tolerance between means of the same numbers, added up in another order."""
 
 
 def other_means(run: Run) -> str:
-    """Return which number of a run's ``result.json`` is not that over its tasks; "": each is."""
+    """Describe the first number in ``result.json`` that its tasks do not give; "" if all agree."""
     config, result, count = run.config, run.result, run.result.get("tasks")
     if not isinstance(count, int) or count < 1:
-        return f"its tasks is {count}"
+        return f"its number of tasks is {count}"
     asked = [("test", config.seed, index) for index in range(count)]
     there = [run.scores[address] for address in asked if address in run.scores]
     if len(there) < count:
-        return f"it is over {count} tasks; {len(there)} of these are in {TESTED}"
+        return f"it says {count} tasks, and {TESTED} has {len(there)} of them"
     names = list(there[0])
     values = torch.tensor([[row[name] for name in names] for row in there], dtype=torch.float64)
     expected = with_headline(means(values, "test", names), transductive=config.transductive)
@@ -93,7 +93,7 @@ def other_means(run: Run) -> str:
 
 
 def alike(one: object, other: object, tolerance: float) -> bool:
-    """Say whether two values are equal, numbers almost so; two that are no numbers are."""
+    """Return whether two values are equal, numbers within ``tolerance``; NaN equals NaN."""
     if not (isinstance(one, _NUMBER) and isinstance(other, _NUMBER)):
         return one == other
     neither = math.isnan(one) and math.isnan(other)
@@ -101,7 +101,7 @@ def alike(one: object, other: object, tolerance: float) -> bool:
 
 
 def find(folder: Path) -> list[Run]:
-    """Return the records in ``folder``; UserError: a number is not its tasks', or one is twice."""
+    """Return the records in ``folder``; UserError if a number is wrong or a run is there twice."""
     found: dict[Path, Run] = {}
     for record in map(read, folders(folder)):
         if wrong := other_means(record):
@@ -113,7 +113,7 @@ def find(folder: Path) -> list[Run]:
 
 
 def folders(folder: Path) -> list[Path]:
-    """Return where the records in ``folder`` are; one of which a file is missing, too."""
+    """Return the folders of all records in ``folder``, incomplete records included."""
     made = {path.parent for path in folder.glob("**/record.json")}
     tested = {path.parent for path in folder.glob("**/result.json")}
     return sorted(made | {path for path in tested if path.name.startswith("seed-")})

@@ -1,10 +1,10 @@
-"""How sure a difference of two learners is that were tested on the same tasks.
+"""Test the difference of two learners that were tested on the same tasks.
 
-Two questions are told apart. *These runs*: are the trained networks different, on other tasks of
-the same kind? Each pair of a seed and a task is one observation, of the difference on that task.
-*Over seeds*: would runs of other seeds differ, too? There each seed is one observation, its mean
-difference. Intervals over tasks alone say nothing about other seeds (arXiv:2409.02850,
-arXiv:2511.19794). Both have Student's interval and p. Paired, a task's difficulty, which both
+There are two questions. *These runs*: do the trained networks differ on other tasks of the same
+kind? Each pair of seed and task is one observation: the difference on this task. *Over seeds*:
+would runs with other seeds differ, too? Each seed is one observation: its mean difference.
+Intervals over tasks give no evidence about other seeds (arXiv:2409.02850, arXiv:2511.19794). Both
+questions use Student's interval and p. The scores are paired, so a task's difficulty, which both
 learners share, drops out.
 """
 
@@ -21,7 +21,7 @@ LEVEL, POWER = 0.95, 0.8
 
 
 class Shown(NamedTuple):
-    """What a sample of differences shows: its mean, the 95 % interval of that, how sure it is."""
+    """The evidence of a sample of differences: its mean, the mean's 95 % interval and p-value."""
 
     mean: float
     low: float
@@ -33,7 +33,7 @@ class Shown(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """What is known of a difference a − b: for these runs, and over other seeds if several."""
+    """The evidence for a difference a − b: for these runs, and over seeds if there are several."""
 
     seeds: int
     runs: Shown
@@ -47,8 +47,8 @@ def difference(a: Floats, b: Floats) -> Difference:
 
 
 def shown(values: Floats) -> Shown:
-    """Return what ``values [n]``, two or more, show of their mean, by Student's t."""
-    if np.ptp(values) < 1e-12:  # rounding alone
+    """Return Student's t statistics for the mean of ``values [n]``, n ≥ 2."""
+    if np.ptp(values) < 1e-12:  # only rounding
         same = float(values[0])
         return Shown(same, same, same, float(abs(same) < 1e-12), 0.0)
     found = stats.ttest_1samp(values, 0.0)
@@ -59,7 +59,7 @@ def shown(values: Floats) -> Shown:
 
 
 def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str]]:
-    """Return for each difference both p-values, corrected for their number, and what is shown."""
+    """Return each difference's p-values, corrected for multiple comparisons, and its verdict."""
     runs = holm([each.runs.p for each in found])
     seeds = iter(holm([each.over_seeds.p for each in found if each.over_seeds is not None]))
     said: list[tuple[float, float | None, str]] = []
@@ -77,7 +77,7 @@ def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str
 
 
 def holm(p: list[float]) -> list[float]:
-    """Return p-values for several comparisons at once (Holm 1979)."""
+    """Return the p-values ``p`` corrected for several comparisons (Holm 1979)."""
     order, adjusted, least = sorted(range(len(p)), key=lambda i: p[i]), list(p), 0.0
     for rank, i in enumerate(order):
         least = max(least, min(1.0, (len(p) - rank) * p[i]))

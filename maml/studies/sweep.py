@@ -3,9 +3,9 @@
     python -m launch.sweep launch/sweeps/inner-rate.yaml --workers 2 --report
     python -m launch.sweep launch/sweeps/inner-rate.yaml --total 20     # 20 in all, not 20 more
 
-The file is one of W&B's: ``wandb sweep FILE`` takes it as it is. Its trials are in
-``runs/sweeps/<name of the file>``. The same command continues a sweep that was stopped or killed;
-given at the same time on other hosts that share the folder, it takes part.
+The file has W&B's format, so ``wandb sweep FILE`` takes it unchanged. Its trials are in
+``runs/sweeps/<name of the file>``. The same command continues a sweep that was stopped or killed.
+Other hosts that share the folder can run the command at the same time: they share the trials.
 """
 
 from pathlib import Path
@@ -35,10 +35,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     described = file.read(options.file, trust=options.trust)
     folder = options.folder or Path("runs", "sweeps", options.file.stem)
-    if options.workers:  # a report runs nothing
+    if options.workers:  # without workers, no trial runs
         command.check(described)
         if described.size is None and not (options.total or described.said.get("run_cap")):
-            raise UserError(f"--total: the parameters of {options.file} have no end of values")
+            raise UserError(f"--total: {options.file} has infinitely many values")
     elif not folder.is_dir():
         raise UserError(f"--workers 0: nothing was run in {folder}")
     sweep = Sweep(folder, described)
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
         say(f"{sweep.retry_failed()} failed trials wait again")
     code = _work(sweep, options.workers, options.total) if options.workers else 0
     if options.report and code in (0, 1):
-        # Imported late: it draws.
+        # Imported late, because only a report draws.
         from maml.studies.sweeping.report import write
 
         say(f"report {write(sweep)}")

@@ -1,6 +1,6 @@
-"""``python -m launch.table``: the published tables beside ours, from the records alone.
+"""``python -m launch.table``: the published tables next to ours, only from the records.
 
-A row is a preset that names a published number, or that was run. What was not run says "not run".
+A row is a preset that has a published number or a record. A preset without records is "not run".
 """
 
 import fnmatch
@@ -40,11 +40,11 @@ def main(arguments: list[str]) -> int:
 
 
 def table(records: Path, *words: str) -> str:
-    """Return the table in Markdown, and below it what its rows deviate in and their notes.
+    """Return the table in Markdown, and below it the deviations and notes of its rows.
 
-    Of the words, ``run`` leaves out rows that were not run, ``own`` those of other experiments than
-    the presets' own, ``bare`` what stands below; any other is a pattern of presets' names, of which
-    one must fit.
+    The word ``run`` leaves out presets without runs, ``own`` leaves out experiments other than the
+    presets' own, and ``bare`` leaves out the text below the table. All other words are patterns: a
+    preset's name must match one of them.
     """
     of_preset: defaultdict[str, list[Run]] = defaultdict(list)
     for record in _found(records, words):
@@ -52,7 +52,7 @@ def table(records: Path, *words: str) -> str:
     rows: list[tuple[str, ...]] = []
     deviating: list[str] = []
     notes: dict[str, list[str]] = {}
-    # Of a preset that was renamed, or of a configuration of one's own.
+    # Records of a preset that was renamed, or of a user's own configuration.
     others = {name: of[0].config for name, of in of_preset.items() if name not in PRESETS}
     for name, preset in (PRESETS | others).items():
         if not _fits(name, words):
@@ -76,7 +76,7 @@ def table(records: Path, *words: str) -> str:
 
 
 def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
-    """Return what presets deviate in, and sentences with the runs that each is of; or ""."""
+    """Return the presets' deviations, and the notes with the runs of each; or ""."""
     lines = [
         f"- {', '.join(f'`{pattern}`' for pattern in patterns)}: {said}"
         for said, patterns in DEVIATIONS.items()
@@ -91,11 +91,11 @@ def _below(deviating: list[str], notes: dict[str, list[str]]) -> str:
 
 
 def measured_on(records: Path, *words: str) -> str:
-    """Return a sentence: on what the rows of `table` were measured, for the same arguments."""
+    """Return a sentence: the hardware and dates of the rows of `table`, for the same arguments."""
     made = [record.made for record in _found(records, words)]
     if not made:
         return "none of these rows was run."
-    # A run may have gone on elsewhere. Starts of earlier runs do not say where they were.
+    # A run may have continued on another machine. Starts of older runs have no machine.
     machines = [start.get("machine", of["hardware"]) for of in made for start in of["starts"]]
     processors = " or ".join(sorted({of.get("gpu") or of["processor"] for of in machines}))
     dates = sorted({of["hardware"]["date"] for of in made})
@@ -118,7 +118,7 @@ def _fits(preset: str, words: tuple[str, ...]) -> bool:
 
 
 def _claim(preset: Config) -> str:
-    """Return the published number, its interval, and of what kind it is unless of the row's own."""
+    """Return the published claim, or else the published number in percent; "–" without both."""
     if preset.published is None:
         return "–"
     return preset.claim or f"{100 * preset.published:.4g} %"
@@ -126,12 +126,12 @@ def _claim(preset: Config) -> str:
 
 def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     """Return the row of an experiment's seeds."""
-    # Another experiment has no published number beside it.
+    # An experiment other than the preset's own has no published number.
     claimed = "–" if changed(records[0].config) else _claim(preset)
     results = [record.result for record in records]
     judged = headline([key for key, value in results[0].items() if value is not None])
     name, second = f"non_transductive_{judged}", "–"
-    # What acts has no set of queries to normalise by.
+    # A result may lack the non-transductive score.
     if name in results[0]:
         second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
     first = spread([of[judged] for of in results], results[0].get("ci95"), judged)
@@ -145,7 +145,7 @@ def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
 def _together(preset: Config, record: Run) -> tuple[str, ...]:
     """Return the row of a seed's ensemble, which stands below the single model's."""
     result, models = record.result, len(record.result["ensemble"])
-    # The published number is of as many models as the preset keeps, chosen as it says.
+    # The published number is of ``keep_best`` models, chosen with the preset's settings.
     chosen_by = ("keep_best", *CHOOSING)
     alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
     claimed = alike and not changed(record.config) and models == preset.keep_best
@@ -162,7 +162,7 @@ def _together(preset: Config, record: Run) -> tuple[str, ...]:
 
 
 def _went_wrong(record: Run) -> str:
-    """Say why a row's numbers are not to be taken as they are; "": nothing is known."""
+    """Say why a run's numbers are doubtful; "" if nothing went wrong."""
     result = record.result
     skipped, steps = result.get("skipped"), counted(result["iterations"], "step")
     said = {
@@ -174,7 +174,7 @@ def _went_wrong(record: Run) -> str:
 
 
 def spread(values: list[float], ci95: float | None, judged: str = "accuracy") -> str:
-    """Return the mean of each seed's score, with the interval of one, or with all of several."""
+    """Return the mean of the seeds' scores, with one seed's interval or with all seeds' scores."""
     unit = "" if judged == "accuracy" else f" ({judged})"
     if len(values) == 1:
         return with_interval(values[0], ci95, judged) + unit

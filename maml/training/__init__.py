@@ -1,1 +1,1 @@
-"""What a training run is made of: `maml.trainer` has the loop, each file here a companion of it."""
+"""The parts of a training run: `maml.trainer` has the loop, and the files here support it."""

@@ -1,6 +1,6 @@
-"""How a run ends: finished, stopped by a signal, failed by an error, or lost with another process.
+"""End a run: finished, stopped by a signal, failed by an error, or lost with another process.
 
-Whatever it is, the last whole iteration is saved, and status.json says which it was.
+In every case the run saves its last whole iteration, and status.json holds the outcome.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from maml.training.run import Run
 class Ending:
     """Watches over a driving process from the first iteration to the last picture.
 
-    ``code`` is the exit code. Once all is trained, tested and written, it is ``done``: no loss or
-    stop takes that back.
+    ``code`` is the exit code. ``done`` becomes true once all is trained, tested and written. A
+    later stop signal or lost process does not change that.
     """
 
     def __init__(self, run: Run) -> None:
@@ -26,7 +26,7 @@ class Ending:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Turn a stop signal inside into a run that is stopped in good order."""
+        """Stop the run in good order if a stop signal comes inside this context."""
         strategy, speaks = self._strategy, self._run.speaks
         strategy.stop.install()
         if speaks:
@@ -37,7 +37,7 @@ class Ending:
                 with strategy.stop.hurried(self._abandon) if speaks else contextlib.nullcontext():
                     yield
             except _Stopped:
-                # Torchrun stops all when one was killed, and that is another end.
+                # If one process was killed, torchrun stops all. That is a loss and not a stop.
                 strategy.liveness.check()
                 self._run.save()
                 self.code = self._stopped(strategy.stopping)
@@ -50,13 +50,13 @@ class Ending:
             raise
 
     def heed_stop(self) -> None:
-        """Leave what is `watched`, if a stop signal has come."""
+        """Leave the `watched` context if a stop signal has come."""
         if self._strategy.stopping:
             self._strategy.stop.heed()
             raise _Stopped
 
     def finish(self) -> None:
-        """All is done: what comes while pictures are drawn takes nothing back."""
+        """Mark the run as finished: a stop while pictures are drawn does not change that."""
         with self._run.changing:
             self._run.status("finished")
             self.done = True
@@ -64,7 +64,7 @@ class Ending:
             self._strategy.liveness.finish()
 
     def _stopped(self, by: str | None) -> int:
-        """Say that the run was stopped, and has its checkpoint; return the exit code."""
+        """Print that the run was stopped, and where its checkpoint is; return the exit code."""
         assert by is not None
         self._run.status("stopped")
         self._run.say(
@@ -74,14 +74,14 @@ class Ending:
         return exit_code(by)
 
     def _last_words(self, line: str) -> None:
-        """Save the last whole iteration, in a thread, as this process ends for another's loss."""
+        """In a thread: save the last whole iteration before a lost peer ends this process."""
         if self._run.changing.acquire(timeout=5) and not self.done:
             self._run.rescue()
             with contextlib.suppress(UserError):
                 self._run.status("failed")
 
     def _abandon(self, by: str) -> None:
-        """Save the last whole iteration and end, while the main thread is in the middle of one."""
+        """Save the last whole iteration and exit, although the main thread is still in one."""
         with self._run.changing:
             code = 1
             try:
@@ -94,7 +94,7 @@ class Ending:
                 else:
                     self._run.save()
                     code = self._stopped(by)
-                # So that the others know that nobody was lost.
+                # Tell the other processes that this one was stopped and not lost.
                 self._strategy.liveness.fail(WorkerLostError(f"stopped by {by}"))
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
-"""What is watched over at each step: that nothing is learned from what is no number, unheard.
+"""Watch each step, so that training does not diverge unnoticed.
 
-A step whose loss or gradient is not finite is not taken. A network whose weights are far away
-answers nonsense with finite numbers, so a loss that stays far above where it began is said, too.
+The run does not take a step whose loss or gradient is not finite. Diverged weights can also give
+finite nonsense, so the guard warns if the loss stays far above its initial value.
 
-``nonfinite.jsonl`` has a row for each step that was not taken, ``nonfinite/`` the model as it was
-before the first few. ``python -m maml.replay`` runs the tasks of one again.
+``nonfinite.jsonl`` has a row for each step that was not taken. ``nonfinite/`` has the models before
+the first few of these steps. ``python -m maml.replay`` runs the tasks of such a step again.
 """
 
 import json
@@ -23,20 +23,20 @@ from maml.run import checkpoint, files
 from maml.training.run import Run
 
 MODELS = 5
-"""How many models are kept: a run that skips steps may skip thousands."""
+"""Keep at most this many models, because a run may skip thousands of steps."""
 
 SKIPPED_IN_A_ROW = 100
-"""Steps that may be skipped one after the other: no step will be taken after so many."""
+"""End the run after this many skipped steps in a row, because later steps would fail, too."""
 
 FAR = 4.0
-"""How many times the loss that it began with a loss is that counts as far above it."""
+"""A loss counts as far above the initial loss if it is more than this many times as large."""
 
 LONG = 100
-"""Iterations that are looked at; the loss is far above for long if it is so in most of them."""
+"""Look at this many latest iterations; warn if the loss is far above in most of them."""
 
 
 class Guard:
-    """Looks at the loss of each step; the same in all driving processes, one of which speaks."""
+    """Checks the loss of each step, alike in all driving processes; only rank 0 prints."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -46,12 +46,12 @@ class Guard:
         self._in_a_row, self._said = 0, False
 
     def look(self, loss: float, say: Callable[[str], None], *, taken: bool = True) -> None:
-        """Look at the next step, whose mean loss is ``loss``; ``say`` takes a line, once."""
+        """Check the mean ``loss`` of the next step; give ``say`` one warning at most."""
         self._in_a_row = 0 if taken else self._in_a_row
         if math.isfinite(loss):
             self._beginning = loss if self._beginning is None else self._beginning
             self._loss = loss
-        # A loss that began below zero has no scale of its own: nothing is said of it.
+        # If the initial loss is zero or less, it gives no scale: no finite loss is then far above.
         beginning = self._beginning or 0.0
         self._far.append(not math.isfinite(loss) or 0 < FAR * beginning < loss)
         if len(self._far) == LONG and self._is_far() and not self._said:
@@ -65,9 +65,9 @@ class Guard:
                 )
 
     def refuse(self, loss: float, reason: str, tasks: Tensor, say: Callable[[str], None]) -> None:
-        """Write down the next step, of ``tasks [B]``, which cannot be taken for a ``reason``.
+        """Record that the next step, on ``tasks [B]``, cannot be taken because of ``reason``.
 
-        A UserError ends the run: after ``--on-nonfinite stop``, or when none of the last
+        Raise UserError, which ends the run, with ``--on-nonfinite stop``, or if none of the last
         `SKIPPED_IN_A_ROW` steps could be taken.
         """
         self._in_a_row += 1
@@ -99,7 +99,7 @@ class Guard:
         )
 
     def report(self) -> dict[str, Any]:
-        """Return what result.json says of a run that ends now."""
+        """Return ``diverged`` and ``skipped``, entries of result.json for a run that ends now."""
         verdict = None
         if self._is_far() and self._beginning is not None:
             verdict = {"loss": self._loss, "beginning": self._beginning}
@@ -113,30 +113,30 @@ class Guard:
         return {"beginning": self._beginning, "far": list(self._far), "loss": self._loss}
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned; empty, of an earlier version: begin here."""
+        """Restore what `state` returned; an earlier version's is empty, so begin anew."""
         if state:
             self._beginning, self._loss = state["beginning"], state["loss"]
             self._far.extend(state["far"])
 
     def _is_far(self) -> bool:
-        """Whether most of the last `LONG` losses, or of all if they are fewer, are far above."""
+        """Return whether most of the last `LONG` losses (or of all, if fewer) are far above."""
         return 2 * sum(self._far) > len(self._far)
 
 
 def rows_of(run_dir: Path) -> Path:
-    """Return where the rows are, whether or not there are any."""
+    """Return the path of ``nonfinite.jsonl``, whether or not it exists."""
     return run_dir / "nonfinite.jsonl"
 
 
 def _model_of(run_dir: Path, iteration: int) -> Path:
-    """Return where the model is that step ``iteration``, counted from 1, was refused with."""
+    """Return the path of the model before the refused step ``iteration``, counted from 1."""
     return run_dir / "nonfinite" / f"iteration-{iteration:08d}.pt"
 
 
 def read_refused(
     run_dir: Path, iteration: int | None
 ) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
-    """Return a refused step's row, tasks ``[B]`` and model; by default, of the last one kept."""
+    """Return a refused step's row, tasks ``[B]`` and checkpoint; by default the last kept one's."""
     rows = {row["iteration"]: row for row in files.read_rows(rows_of(run_dir))}
     kept = [number for number in rows if _model_of(run_dir, number).exists()]
     if not kept:

@@ -1,8 +1,8 @@
-"""Where a run begins: where a checkpoint ended, or with the weights of ``--init PATH``, or anew.
+"""Begin a run: from a checkpoint, with the weights of ``--init PATH``, or anew.
 
-Weights that another run, or another program, has made are taken by name. Those of another program
-have the names that the network's author gave them, as ``state_dict`` has them; perhaps with the
-names of what it was a part of before them.
+Weights of another run or program are matched by name. Another program's weights have the names of
+its ``state_dict``, which the network's author chose. A prefix may stand before these names, if the
+network was part of a larger module.
 """
 
 import sys
@@ -26,14 +26,14 @@ from maml.run import checkpoint, directory
 from maml.run.files import read_rows, write_text
 
 BEFORE = ("", "network.", f"network.{AROUND}")
-"""What stands before the names in a run, where in another program nothing does."""
+"""Prefixes of a run's parameter names that another program's names do not have."""
 
 COMPILED = "_orig_mod."
-"""What stands before the names in whatever ``torch.compile`` has wrapped, at any place."""
+"""The prefix that ``torch.compile`` adds to the names of a wrapped module, at any place."""
 
 
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
-    """Return the content of the checkpoint to continue from, if any; another run's is refused."""
+    """Return the content of the checkpoint to continue from, or None; refuse another run's."""
     is_begun = checkpoint.is_begun(run_dir)
     if config.resume == "auto":
         return _newest(run_dir, config, params) if is_begun else None
@@ -48,7 +48,7 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
 
 
 def bring_history(run_dir: Path, config: Config) -> None:
-    """Let a run that another directory's checkpoint begins have the rows beside that, too."""
+    """Copy the metrics.jsonl that belongs to ``--resume``'s checkpoint, if the run has no rows."""
     rows = run_dir / "metrics.jsonl"
     if config.resume in ("auto", "never") or rows.exists():
         return
@@ -60,7 +60,7 @@ def bring_history(run_dir: Path, config: Config) -> None:
 
 
 def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return the newest checkpoint that is whole; damaged ones are set aside, and named."""
+    """Return the newest whole checkpoint; set damaged ones aside, and name them in a warning."""
     damaged: dict[Path, checkpoint.DamagedError] = {}
     numbered = reversed(checkpoint.numbered_checkpoints(run_dir).values())
     for path in (checkpoint.last_checkpoint(run_dir), *numbered):
@@ -91,11 +91,11 @@ def _set_aside(path: Path) -> Path:
 
 
 def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
-    """Return a checkpoint's content; one that was made otherwise, or cannot go on, is refused."""
+    """Return a checkpoint's content; refuse one with other flags, or one that cannot continue."""
     saved = checkpoint.load(path)
     checkpoint.check_finite(saved, path)
-    # What an earlier version did not have yet, it did as the default does. It did not save all else
-    # that must match by now.
+    # An earlier version lacked some MUST_MATCH fields and behaved like their defaults. Other fields
+    # that must match now may not be saved, so they are not compared.
     then = {name: getattr(Config(), name) for name in MUST_MATCH} | saved["config"]
     made_with = {name: then[name] for name in must_match(config) if name in then}
     others = {name: value for name, value in made_with.items() if value != getattr(config, name)}
@@ -122,11 +122,11 @@ def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
 
 
 def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
-    """Return meta-parameters to begin with, and a line: what was taken from where.
+    """Return the initial meta-parameters, and a line that tells which come from ``source``.
 
-    The ``source`` is a run directory or a record, whose tested model it is; or a file: a
-    checkpoint, or a ``state_dict`` that torch has saved. A parameter that it does not have, and an
-    output layer of another shape, begin anew. A UserError says what does not fit or is not finite.
+    The ``source`` is a run directory or a record, and gives its tested model; or it is a file: a
+    checkpoint, or a ``state_dict`` that torch saved. Parameters that it lacks, and an output layer
+    of another shape, begin anew. A UserError names what does not fit or is not finite.
     """
     what = f"--init {source}"
     try:
@@ -156,16 +156,16 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     line += f", its {under}" if under else ""
     line += f", without {stripped} before their names" if stripped else ""
     line += f"; anew: {in_short(anew)}" if anew else ""
-    # Each process builds them for itself.
+    # Buffers do not come from the source, because each process builds its own.
     buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
     line += f"; buffers, as --network makes them: {in_short(buffers)}" if buffers else ""
     return begun, line
 
 
 def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
-    """Return a warning where ``source`` learned from classes that are tested here, or "".
+    """Return a warning if ``source`` learned from classes that are tested here, else "".
 
-    What has no ``classes.json`` above it is not known; nor are ``classes`` of splits that are None.
+    If ``classes`` is None, or no ``classes.json`` is in ``source`` or above, nothing is known: "".
     """
     path = Path(source)
     folders = [path, *path.absolute().parents[:2]]
@@ -185,7 +185,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
 
 
 def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
-    """Return tensors by their names in ``params``, and what was stripped, as ``model.encoder.``."""
+    """Return tensors by their names in ``params``, and stripped prefixes (``model.encoder.``)."""
     plain = {name.replace(COMPILED, ""): tensor for name, tensor in given.items()}
     matches = Counter(
         (name[:cut], before)
@@ -194,7 +194,7 @@ def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
         for before in BEFORE
         if before + name[cut:] in params
     )
-    # What lets most names match; between equals, the shortest prefix.
+    # Choose the prefix that lets most names match. A tie goes to the shortest prefix.
     part, before = min(
         matches, key=lambda found: (-matches[found], len(found[0])), default=("", "")
     )
@@ -204,7 +204,7 @@ def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
 
 
 def _saved(path: Path) -> tuple[Params, str]:
-    """Return the parameters that are kept at ``path``, and under which key of a file they lie."""
+    """Return the parameters at ``path``, and the key that holds them if ``path`` is a file."""
     if path.is_dir():
         transductive = directory.read_config(path).transductive
         found: Params = best.content_of(path, None, transductive=transductive)["model"]

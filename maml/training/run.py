@@ -1,4 +1,4 @@
-"""One training run, seen from a driving process: what its companions share, saves and logs."""
+"""One training run in a driving process: its parameters, checkpoints and log."""
 
 import contextlib
 import math
@@ -34,7 +34,7 @@ class Companion(Protocol):
         """Return plain containers and tensors."""
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned; empty, as of an earlier version: begin anew."""
+        """Restore what `state` returned; an earlier version's may be empty, so begin anew."""
 
 
 class Run:
@@ -44,8 +44,8 @@ class Run:
 
     Attributes:
         params: The meta-parameters by name, on the strategy's home; changed in place.
-        iteration: Steps so far, those that were skipped included; they took ``seconds``.
-        changing: Held while parameters, iteration, log and checkpoint do not belong together.
+        iteration: Steps so far, including skipped steps; they took ``seconds``.
+        changing: A lock, held while parameters, iteration, log and checkpoint do not agree.
     """
 
     log: RunLog
@@ -67,7 +67,7 @@ class Run:
         self._companions: Mapping[str, Companion] = {}
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
-            # As they were imported; they may be edited while it trains.
+            # Read now, as they were imported: a user may edit the files while the run trains.
             "own_files": own_files(config),
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
@@ -93,14 +93,14 @@ class Run:
         )  # fmt: skip
         if start is not None:
             bring_history(self.dir, self.config)
-            # A run that goes on from another directory has no checkpoint of its own yet.
+            # A run that continues from another directory has no own checkpoints yet.
             if checkpoint.is_begun(self.dir):
                 checkpoint.save_in(self.dir, start)
-                # What an abandoned continuation has saved: it would count as this run's.
+                # Later checkpoints are from an abandoned continuation: they would count as ours.
                 checkpoint.remove(self.dir, lambda iteration: iteration > self.iteration)
 
     def say(self, text: str) -> None:
-        """Print a line, on rank 0; "" prints none."""
+        """Print a line, on rank 0; "" prints nothing."""
         if self.speaks and text:
             print(text, flush=True)
 
@@ -114,14 +114,14 @@ class Run:
             directory.write_status(self.dir, what, self.iteration)
 
     def is_due(self, every: int) -> bool:
-        """Say whether this iteration is one of each ``every``; 0 is never."""
+        """Return whether this iteration is a multiple of ``every``; 0 means never."""
         return every > 0 and self.iteration % every == 0
 
     def step(self, share: Share, loss: float) -> None:
         """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
 
-        Every driving process holds the same sums, so all decide the same. `count` follows. After a
-        NotFiniteError all is as it was.
+        Every driving process holds the same sums, so all decide the same. The caller then calls
+        `count`. After a NotFiniteError nothing has changed.
         """
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss}")
@@ -134,12 +134,12 @@ class Run:
             raise
 
     def count(self, seconds: float) -> None:
-        """Count one iteration, which took so many seconds."""
+        """Count one iteration, which took ``seconds``."""
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
 
     def content(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it, without its companions."""
+        """Return the run's part of a checkpoint, without its companions."""
         return {
             "model": {name: tensor.cpu() for name, tensor in self.params.items()},
             "optimizer": self.optimizer.state_dict(),
@@ -149,7 +149,7 @@ class Run:
         }
 
     def save(self) -> None:
-        """Write a checkpoint; parameters that are not finite are refused, and never saved."""
+        """Write a checkpoint; raise UserError, and save nothing, if parameters are not finite."""
         if not self.optimizer.is_finite():
             before = f"{self.last} is from before" if self.last.exists() else "none is saved"
             raise UserError(
@@ -159,8 +159,8 @@ class Run:
         if not self.speaks:
             return
         with self.changing:
-            # First: a status is never behind a checkpoint, whenever this process is killed. Where
-            # it cannot be written, that is no reason not to save.
+            # Write the status first, so that it is never behind a checkpoint, even after a kill.
+            # Save the checkpoint even if the status cannot be written.
             with contextlib.suppress(UserError):
                 self.status("training")
             parts = {name: companion.state() for name, companion in self._companions.items()}
@@ -182,7 +182,7 @@ class Run:
         return UserError(f"{error}; {self.last} is from before that step")
 
     def rescue(self) -> None:
-        """Save the last whole iteration of a run that fails, if that can be done."""
+        """Save the last whole iteration of a run that fails, if possible."""
         if self.speaks and self._is_whole and self.iteration > self._saved:
             with contextlib.suppress(UserError):
                 self.save()
@@ -190,10 +190,10 @@ class Run:
 
 
 class Window:
-    """The iterations since the row before of metrics.jsonl."""
+    """Sums over the iterations since the previous row of metrics.jsonl."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
-        """``names``: of the elements of `Share.totals`."""
+        """Begin empty; ``names`` are the names of the elements of `Share.totals`."""
         self._names, self._sums = names, dict(NOTHING)
 
     def add(self, share: Share, seconds: float) -> None:
@@ -204,21 +204,21 @@ class Window:
         self._sums["seconds"] += seconds
 
     def skip(self, seconds: float) -> None:
-        """Add a step that was not taken: its numbers would spoil the means."""
+        """Count a step that was not taken, without its numbers, which would spoil the means."""
         self._sums["skipped"] += 1
         self._sums["seconds"] += seconds
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of it: the row that it is part of may come much later."""
+        """Return the sums for a checkpoint, because their row may come much later."""
         return pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Go on from what `state` returned, on ``home``."""
+        """Restore what `state` returned, onto ``home``."""
         if state:
             self._sums = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), state)
 
     def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
-        """Return the row, with the strategy's ``report`` and what time was ``spent`` on."""
+        """Return the row, with the strategy's ``report`` and the times ``spent``; begin anew."""
         totals, count, skipped, seconds = (self._sums[name] for name in NOTHING)
         row: dict[str, Any] = {}
         if totals is not None:
@@ -226,7 +226,7 @@ class Window:
         row["tasks_per_second"] = count / seconds
         if skipped:
             row["skipped"] = skipped
-        # What is left is for messages, and for waiting for others.
+        # The remaining time goes to messages and to waiting for other processes.
         elsewhere = max(0.0, seconds - sum(spent.values()))
         self._sums = dict(NOTHING)
         return row | report | {"time": spent | {"elsewhere": elsewhere}}

@@ -1,4 +1,4 @@
-"""What a process needs for its part of a run, opened and checked before any waits for another."""
+"""Open and check what a process needs for a run, before any process waits for another."""
 
 import contextlib
 import math
@@ -25,17 +25,17 @@ class Setup:
     """Everything that a run is started with.
 
     Attributes:
-        config: The configuration, resolved: config.yaml says what was used.
+        config: The resolved configuration, which config.yaml records.
         strategy: Where tasks run; not entered yet.
-        begun: The checkpoint that the run goes on from, and the weights of ``--init``, or None; the
-            other driving processes know them once `entered`.
+        begun: The checkpoint to continue from, and the weights of ``--init``; each may be None. The
+            other driving processes get them in `entered`.
     """
 
     def __init__(self, config: Config) -> None:
         self.world = World.from_environment()
         self.config = with_values(config, strategy=resolve_strategy(config, self.world))
         init_process(self.config, self.world)
-        # Before any image is decoded, which may take long.
+        # List the classes before any image is decoded, because decoding may take long.
         self.classes = class_names(self.config)
         self.worker = Worker(self.config, choose_device(self.config, self.world))
         self.config = with_values(self.config, batching=self.worker.learner.batching)
@@ -61,20 +61,20 @@ class Setup:
             self._claim_run_dir()
 
     def _claim_run_dir(self) -> None:
-        """Lock the run directory; find where the run begins, before any worker is waited for."""
+        """Lock the run directory and find where the run begins, before waiting for any worker."""
         run_dir = directory.choose(self.config)
         self.config = config = with_values(self.config, run_dir=str(run_dir))
         lock = Lock(run_dir / ".lock")
         try:
-            # Two would write over each other's rows. Not every shared folder has locks: there,
-            # nothing is known of others.
+            # Two runs would overwrite each other's rows. Not every shared folder has locks: without
+            # locks a second run is not noticed.
             lock.acquire()
         except HeldError:
             raise UserError(
                 f"--run-dir {run_dir}: {lock.holder()} is training into it; end it first, or "
                 "choose another directory"
             ) from None
-        # One that was made for nothing is removed, once it is given back.
+        # After the lock's release, remove a directory that was made for nothing.
         self._held.callback(directory.unmake, run_dir)
         self._held.callback(lock.release)
         try:
@@ -94,7 +94,7 @@ class Setup:
         """Enter the strategy; yield whether this process drives the outer loop."""
         strategy = self.strategy
         with self._held:
-            # Each once: both splits may say the same.
+            # Print each line once, because both splits may give the same line.
             for line in filter(None, dict.fromkeys(self.lines)) if self.world.rank == 0 else ():
                 print(line, file=sys.stderr, flush=True)
             # Before any peer waits for this process.

@@ -1,4 +1,4 @@
-"""What a run evaluates: validations on its way, the test at its end; and the pictures of both."""
+"""Evaluate a run: validations during training, the test at the end, and pictures of both."""
 
 import contextlib
 import sys
@@ -23,31 +23,31 @@ from maml.training.run import Run
 from maml.worker import Worker
 
 TASKS = 16
-"""So many validation tasks are followed step by step: enough to see whether adapting helps."""
+"""Validation tasks that are scored after each inner step: enough to see if adapting helps."""
 STEPS = 10
-"""Where there are more inner steps, only these are looked at: none, half of them, all."""
+"""With more inner steps than this, only three counts are scored: none, half of them, all."""
 
 
 class Validations:
-    """Validates a run, in every driving process; keeps its ``best`` model, if that is tested."""
+    """Validates a run, in every driving process; keeps its ``best`` model if the test needs it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.best = BestModel(transductive=run.config.transductive)
 
     def recall(self) -> bool:
-        """Count a validation that came after this iteration's checkpoint; say if there is one."""
+        """Use a validation logged after this iteration's checkpoint; return whether one exists."""
         run = self._run
         rows = read_rows(run.dir / "metrics.jsonl") if run.speaks else []
-        validated = (row for row in rows if row.get("split") == "validation")
-        here = (row for row in validated if row["iteration"] == run.iteration)
+        wanted = ("validation", run.iteration)
+        here = (row for row in rows if (row.get("split"), row["iteration"]) == wanted)
         found = run.strategy.from_rank_zero(next(here, None))
         if found is not None:
             self._offer(found)
         return found is not None
 
     def validate(self, bar: Any, heed_stop: Callable[[], None]) -> None:
-        """Validate; ``heed_stop`` is called now and then."""
+        """Validate; call ``heed_stop`` before each round of tasks."""
         run, config = self._run, self._run.config
         result = evaluate(
             run.strategy, run.params, "validation", config.eval_tasks, between=heed_stop
@@ -76,7 +76,7 @@ class Validations:
         return run.iteration - best >= config.stop_after * config.eval_every
 
     def chosen(self) -> tuple[int, Params]:
-        """Return what is tested: the iteration and the parameters."""
+        """Return the iteration and the parameters of the model to test."""
         if self.best.iteration is None:
             return self._run.iteration, self._run.params
         return self.best.iteration, self.best.model
@@ -84,7 +84,7 @@ class Validations:
 
 @torch.no_grad()
 def _after(worker: Worker, params: Params) -> dict[str, Any]:
-    """Return, by inner steps, the mean accuracy (of a regression, the loss) of `TASKS` tasks."""
+    """Return the mean accuracy (for regression the loss) of `TASKS` tasks, by inner steps."""
     most = worker.config.eval_inner_steps
     if not most:
         return {}
@@ -105,7 +105,7 @@ def _rates(worker: Worker, params: Params) -> dict[str, Any]:
     """Return the mean of each tensor's learned inner rates, by step and name."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in params.items()}
     problem = worker.learner.problem(leaves, max(1, worker.config.inner_steps))
-    # Rates that lead to no meta-parameter are as they were stated.
+    # Rates that depend on no meta-parameter keep their given values, so they are not logged.
     if not any(rate.requires_grad for of_step in problem.rates or () for rate in of_step.values()):
         return {}
     return {
@@ -118,7 +118,7 @@ def _rates(worker: Worker, params: Params) -> dict[str, Any]:
 
 
 def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) -> dict[str, Any]:
-    """Evaluate the model of an iteration on the test split; return what result.json holds of it."""
+    """Evaluate the ``tested`` model on the test split; return its entries for result.json."""
     config, (iteration, params) = run.config, tested
     n_tasks = run.iteration * config.meta_batch_size
     result: dict[str, Any] = {
@@ -133,7 +133,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     }  # fmt: skip
     if not config.test_tasks:
         if run.speaks:
-            # Of an earlier test, whose result is replaced.
+            # Remove the scores of an earlier test, because its result is replaced.
             with contextlib.suppress(OSError):
                 (run.dir / TESTED).unlink()
         return result

@@ -120,7 +120,7 @@ def untrained(config: Config) -> float:
 # ---- tasks that are wrong -----------------------------------------------------------------------
 
 WRONG = {
-    "above": r"query_y has the label 7; of 5 ways they are from 0 to 4$",
+    "above": r"query_y has the label 7; of 5 ways labels are from 0 to 4$",
     "larger": r"query_x is float32 \[1, 10, 1, 9, 9\]; that of the first task is float32 "
     r"\[1, E, 1, 8, 8\]$",
     "list": r"TypeError: .* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed 0$",

@@ -222,7 +222,7 @@ def test_a_file_names_no_other_folder(home: Path, tmp_path: Path) -> None:
     content = yaml.safe_load((home / "mine" / "config.yaml").read_text())
     content["config"]["preset"] = preset
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=f"preset '{preset}': no name of a folder"):
+    with pytest.raises(UserError, match=f"preset '{preset}': cannot name a folder"):
         saved.read(tmp_path / "config.yaml")
 
 

@@ -79,7 +79,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     ):
         content = pickle.dumps({"image_data": Hostile(function, *arguments)}, protocol)
         message = refused(tmp_path, content)
-        assert f"{function.__name__}'" in message.split("it asks for '")[1]
+        assert f"{function.__name__}'" in message.split("it names '")[1]
         assert not mark.exists()
     pickle.loads(content)
     assert mark.exists(), "the pickle is not hostile at all"

@@ -188,7 +188,7 @@ def test_damaged_images_are_named(tmp_path):
     message = refused(root, split_fractions="1,0,0")
     assert message.startswith("4 of 83 images cannot be decoded: ")
     assert f"{root}/a/3.png (not an image that Pillow knows); " in message
-    assert f"{root}/b/deep.png (more than 8 bits a pixel, and no file says how many" in message
+    assert f"{root}/b/deep.png (more than 8 bits a pixel, of an unknown range" in message
     assert f"{root}/b/link.png (No such file or directory); " in message
     assert f"{root}/b/photo.jpg (" in message and "truncated" in message
     for number in range(9):

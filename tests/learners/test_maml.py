@@ -71,7 +71,7 @@ def test_scores_are_not_smoothed() -> None:
 
 def test_smoothing_without_a_meaning_is_refused() -> None:
     for preset, says in {
-        "maml-sinusoid-10shot": "--label-smoothing 0.1: is for the cross-entropy of classes",
+        "maml-sinusoid-10shot": "--label-smoothing 0.1: needs the cross-entropy of classes",
         "protonet-glyphs-5way-1shot": "--label-smoothing 0.1 is not for --learner protonet",
     }.items():
         with pytest.raises(UserError, match=says):

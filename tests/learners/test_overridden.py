@@ -1,6 +1,7 @@
 """What a learner's author overrides is what is differentiated and evaluated, or is refused."""
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -131,10 +132,15 @@ def test_what_is_overridden_is_evaluated() -> None:
             nothing = task.query_x.new_zeros(len(task.query_y), 5)
             return nothing, nothing
 
+    class Erased(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
+        def modulated(self, params: Params) -> Params:
+            return {name: 0 * tensor for name, tensor in params.items()}
+
     config = configuration("maml", "auto")
-    learners = [cls(config) for cls in (LEARNERS["maml"], Backwards, Blind)]
+    learners = [cls(config) for cls in (LEARNERS["maml"], Backwards, Blind, Erased)]
     params = learners[0].meta_parameters()
     tasks = learners[0].open_tasks("test", evaluation=True).tasks(IDS)
-    plain, backwards, blind = (one.evaluate(params, tasks)["loss"].mean() for one in learners)
-    assert plain < blind < backwards
-    assert blind.item() == pytest.approx(torch.tensor(5.0).log().item())
+    plain, backwards, *blind = (one.evaluate(params, tasks)["loss"].mean() for one in learners)
+    assert plain < blind[0] < backwards
+    assert [each.item() for each in blind] == pytest.approx([math.log(5)] * 2)
+    assert not gradient(learners[-1], params, tasks).any()

@@ -140,7 +140,7 @@ def test_what_keeps_no_moment_is_not_asked_about_it() -> None:
 def test_a_moment_that_nothing_moves_is_refused() -> None:
     worker = make_worker(**KEPT)
     params, tasks = worker.learner.meta_parameters(), worker.training.tasks(IDS)
-    with pytest.raises(ValueError, match="second_moment: only a displacement"):
+    with pytest.raises(ValueError, match="second_moment: needs displacement=True"):
         differentiate(worker.learner.problem(params, 2), tasks)
 
 

@@ -115,7 +115,7 @@ def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) ->
     params, state = copy.deepcopy((dict(outer.params), outer.state_dict()))
     if clip is not None and math.isfinite(wrong):
         outer.step(bad, 1)
-        assert outer.peak == clip
+        assert math.isfinite(outer.norm) and outer.norm >= clip
     else:
         with pytest.raises(
             NotFiniteError, match=r"^the gradient is (not finite|too large, 1e\+20)"

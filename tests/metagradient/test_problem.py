@@ -235,14 +235,14 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"steps": 2, "query_weights": [1.0]}, "query_weights: 1 of them for 2 steps"),
         ({"steps": 0, "query_weights": []}, "query_weights"),
         ({"steps": 1, "rates": [{"b": torch.ones(())}]}, "rates"),
-        ({"lr": torch.tensor(0.1)}, "lr, proximal and query_weights are numbers"),
-        ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are numbers"),
+        ({"lr": torch.tensor(0.1)}, "lr, proximal and query_weights are plain"),
+        ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are plain"),
         ({"fixed": {"a": torch.ones(())}}, "share a name"),
         ({"fixed": {"i": torch.arange(3)}}, "i is torch.int64: .* must be floating point"),
         ({"implicit": Implicit(3)}, "proximal"),
         ({"displacement": True, "query_weights": [1.0]}, "displacement"),
-        ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(())}}, "no fixed"),
-        ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "no order"),
+        ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(1)}}, "not with f"),
+        ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "not with order"),
     ],
 )
 def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str) -> None:

@@ -193,9 +193,9 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
             r"--adapt @head,blocs.\* with --network conv4: 'blocs.\*' names none of "
             "the network's parameters: blocks",
         ),
-        ("*=fast", "the rate 'fast' is no number of at least 0"),
-        ("*=nan", "the rate 'nan' is no number of at least 0"),
-        ("*=1e39", "the rate '1e39' is no number of at least 0"),  # it is one in float64 alone
+        ("*=fast", "the rate 'fast' must be a number of at least 0"),
+        ("*=nan", "the rate 'nan' must be a number of at least 0"),
+        ("*=1e39", "the rate '1e39' must be a number of at least 0"),  # it is one in float64 alone
         ("@head=0", "nothing adapts"),
         ("lora_c", "'lora_c' names none of the .*: lora_a, lora_b, out.weight, out.bias$"),
     ],

@@ -54,7 +54,7 @@ def test_who_comes_before_rank_zero_waits_for_the_new_one(port: int) -> None:
 def test_who_does_not_come_is_named(port: int) -> None:
     with ThreadPoolExecutor(2) as pool:
         rank_zero, one = pool.submit(join, port, 0, 3, 2), pool.submit(join, port, 1, 3, 2)
-        with pytest.raises(WorkerLostError, match="rank 2 did not come to the start within 2 s"):
+        with pytest.raises(WorkerLostError, match="rank 2 did not join the start within 2 s"):
             rank_zero.result()
         one.result()
 

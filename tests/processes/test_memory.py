@@ -104,4 +104,4 @@ def test_more_than_the_system_has(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run_program(lambda _: torch.empty(2**50), [])
     (line,) = capsys.readouterr().err.splitlines()
-    assert caught.value.code == 2 and line.startswith("error: the system gives no more memory (")
+    assert caught.value.code == 2 and line.startswith("error: the system has no more memory (")

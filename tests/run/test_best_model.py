@@ -79,7 +79,7 @@ def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
 def test_without_a_validation_it_is_the_last(tmp_path: Path, capsys: Any) -> None:
     train(CONFIG, tmp_path, eval_every=100)
     assert result(tmp_path)["tested_iteration"] == 9
-    said = "tested is the model after iteration 9, the last, as none was validated"
+    said = "testing the model after iteration 9, the last, as no model was validated"
     assert said in capsys.readouterr().out
 
 

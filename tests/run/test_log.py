@@ -129,7 +129,7 @@ def test_a_silent_sink_holds_nobody_up(tmp_path: Path, monkeypatch: Any, capsys:
     train(sinusoid(iterations=4, logger="wandb"), tmp_path)
     assert len(metrics(tmp_path)) == 4
     (said,) = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
-    assert said.endswith("not done after 0.1 s more, and left behind; metrics.jsonl has all")
+    assert said.endswith("abandoned after 0.1 s without an end; metrics.jsonl has all rows")
     answer.set()
 
 

@@ -250,7 +250,7 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         ("record.json", {}, "record.json: damaged: its starts is None"),
         ("record.json", None, "record.json: No such file"),
         ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
-        ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "0 of these are in"),
+        ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "has 0 of them"),
         ("model.pt", None, "model.pt: No such file or directory: it was recorded"),
     ]
     for name, content, said in edits:
@@ -323,7 +323,7 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(run_dir, copy)
     config = (copy / "config.yaml").read_text()
     (copy / "config.yaml").write_text(config.replace("c0ffee", "c0ffee-dirty"))
-    with pytest.raises(UserError, match="made by c0ffee-dirty: not a commit alone"):
+    with pytest.raises(UserError, match="made by c0ffee-dirty: not a commit without changes"):
         record.write(copy, tmp_path)
     (copy / "config.yaml").write_text(config)
     scores = (copy / "test_tasks.csv").read_text().replace(",0.", ",1.")

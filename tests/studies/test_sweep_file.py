@@ -152,7 +152,7 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
         ({"method": "gird"}, "method: 'gird' is not one of grid, random, bayes"),
         ({"parameters": {"seed": {"min": 1}}}, "seed: uniform has min and max"),
         ({"parameters": {"seed": {"distribution": "even"}}}, "distribution 'even' is not one of"),
-        ({"parameters": {"inner_lr": {"min": 0.0, "max": 1.0}}}, "a grid needs an end of values"),
+        ({"parameters": {"inner_lr": {"min": 0.0, "max": 1.0}}}, "a grid needs a finite number"),
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
         ({"program": "nowhere.py"}, "program: there is no nowhere.py here"),
         ({"metric": None}, "metric: name one, as in"),

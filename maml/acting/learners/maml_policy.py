@@ -1,5 +1,6 @@
 """MAML for policies (Finn et al. 2017, arXiv:1703.03400, algorithm 3)."""
 
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
 from maml.acting.policy import Played, Policy, first_return
 from maml.errors import UserError
-from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -32,15 +32,15 @@ COMPONENTS = {
 }  # fmt: skip
 
 _TURN = 0.6180339887498949
-"""The golden ratio's fraction, by which an inner step's uniform numbers differ from the last's."""
+"""Shift of the uniform numbers from one inner step to the next: the golden ratio's fraction."""
 
 
 class MAMLPolicy(Policy):
     """Weights whose return is high after inner steps along policy gradients.
 
-    The inner loop descends an estimate of −J/T (return per step) of K support episodes; the outer
-    loss is the same of Q query episodes, played by the adapted policy. DiCE makes the second-order
-    term: the outer gradient is that of J(θ − α ∇J) (formulation II of arXiv:1810.06784).
+    The inner loop descends an estimate of −J/T (return per step) from K support episodes. The outer
+    loss is the same estimate from Q query episodes of the adapted policy. DiCE makes the
+    second-order term: the outer gradient is that of J(θ − α ∇J) (arXiv:1810.06784, formulation II).
     """
 
     also = "return_before"  # of support episodes, before adaptation
@@ -51,7 +51,7 @@ class MAMLPolicy(Policy):
             raise UserError(f"--learner {config.learner}: all that would adapt is frozen")
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """The query loss after the last inner step, of episodes that were played."""
+        """Return the problem: the query loss of played episodes after the last inner step."""
         config = self.config
         weights = self.network_weights(meta_params)
         return Problem(
@@ -71,7 +71,7 @@ class MAMLPolicy(Policy):
         return self._loss(params, played), task.query_y
 
     def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
-        """Return the surrogate of the adapted policy's episodes; its value: minus the return."""
+        """Return the surrogate of the adapted policy's episodes. Its value is minus the return."""
         surrogate = self._loss(params, task.query)
         return surrogate - surrogate.detach() - task.query_y[1], task.query_y
 
@@ -86,13 +86,13 @@ class MAMLPolicy(Policy):
 
     @torch.no_grad()
     def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:
-        """Play the support episodes of each inner step, take it, and play the queries."""
+        """Play each inner step's support episodes and take the step; then play the queries."""
         steps = self.config.inner_steps if steps is None else steps
         weights = self.network_weights(meta_params)
         played: list[Trajectory] = []
         for step in range(steps):
             adapted = self._after(meta_params, weights, tasks, played)
-            # Other numbers in each step: all moved round the unit circle.
+            # Each step gets other uniform numbers: all are shifted modulo 1.
             draws = (tasks.support_y + step * _TURN) % 1.0
             played.append(self.act(adapted, tasks.support_x, draws, each=step > 0))
         adapted = self._after(meta_params, weights, tasks, played)
@@ -105,16 +105,12 @@ class MAMLPolicy(Policy):
     def _after(
         self, meta_params: Params, weights: Params, tasks: Task, played: list[Trajectory]
     ) -> Params:
-        """Return the weights after the inner steps along ``played``, if any: of each task then."""
+        """Return each task's weights after the inner steps on ``played``; if empty, ``weights``."""
         if not played:
             return weights
-        problem = self.problem(meta_params, len(played))
         nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
         made = Played(_stacked(played), played[0], nothing)
-
-        def after(task: Any) -> Params:
-            return problem.params(unrolled.adapt(problem, task), problem.last_step)
-
+        after = functools.partial(self.adapted, meta_params, steps=len(played))
         after_each: Params = each_task(after, self.batching)(made)
         return after_each
 
@@ -125,32 +121,32 @@ def _stacked(played: list[Trajectory]) -> Trajectory:
 
 
 def _cut(played: Trajectory, dim: int) -> Trajectory:
-    """Leave out the steps, of dimension ``dim``, that nobody took: they add nothing to a loss."""
+    """Cut off the steps of dimension ``dim`` without any action: they add nothing to a loss."""
     lasted = int(played.alive.sum(dim).max())
     return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
 
 
 def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
-    """DiCE (Foerster et al. 2018, arXiv:1802.05098), equations 5 and 10, a scalar.
+    """Return DiCE (Foerster et al. 2018, arXiv:1802.05098), equations 5 and 10, a scalar.
 
-    Its value is the return, and each of its derivatives estimates that of J without bias: of
-    ``logp [E, T]`` of the actions taken, discounted ``rewards [E, T]``, and ``weights [E]``, adding
-    up to 1 (1/E for episodes that were drawn).
+    Its value is the return. Each of its derivatives is an unbiased estimate of J's. ``logp [E, T]``
+    is of the actions taken, ``rewards [E, T]`` are discounted, and ``weights [E]`` add up to 1 (1/E
+    for episodes that were drawn).
     """
     reward = (_magic(logp.cumsum(-1)) * rewards).sum(-1)
-    # Zero in value; in expectation, so are its derivatives.
+    # The baseline is zero in value, and its derivatives are zero in expectation.
     baseline = ((1 - _magic(logp)) * _baseline(rewards, weights)).sum(-1)
     return weights @ (reward + baseline)
 
 
 def _magic(x: Tensor) -> Tensor:
-    """One, whose derivative is that of x times itself."""
+    """Return 1, with a derivative: x's derivative times the result itself."""
     return torch.exp(x - x.detach())
 
 
 def _baseline(rewards: Tensor, weights: Tensor) -> Tensor:
-    """Return what the other episodes get from each step on, in their mean: ``[E, T]``."""
-    # With its own return an episode's baseline would depend on its actions: a bias.
+    """Return the other episodes' mean reward from each step on: ``[E, T]``."""
+    # Leave out the episode's own return: it depends on the episode's actions, so it would bias.
     to_go = rewards.flip(-1).cumsum(-1).flip(-1)
     if len(weights) == 1:
         return torch.zeros_like(to_go)

@@ -28,28 +28,28 @@ COMPONENTS = {
 }
 
 SHORTEST = 8
-"""Steps of a short episode: an environment has first states for so many, then it stands still."""
+"""Steps of a short episode: training has first states for T // SHORTEST + 1 episodes."""
 
 
 class Reinforce(Policy):
-    """The policy gradient of T steps in each environment, whose episodes follow one another.
+    """The policy gradient of T steps in each environment. Episodes follow one another.
 
-    Each environment's own returns: discounted rewards from a step on to the end of its episode,
-    less their mean, by their deviation, as in torch's example of batched RPC.
+    A return is the discounted reward from a step to the end of its episode. Each environment's
+    returns are normalised by their mean and deviation, as in torch's example of batched RPC.
     """
 
     also = "episodes"  # how many have ended
 
     def starts(self) -> int:
-        """As many as can be needed."""
+        """Return how many first states are enough for episodes of `SHORTEST` steps."""
         return self.config.horizon // SHORTEST + 1
 
     def episodes(self, *, evaluation: bool) -> tuple[int, int]:
-        """Return the same as any policy's, without support episodes."""
+        """Return the same as `Policy.episodes`, but no support episodes."""
         return 0, super().episodes(evaluation=evaluation)[1]
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """No inner step: the loss of what was done, by weights that all environments share."""
+        """Return a problem without inner steps: the loss of what was played, by shared weights."""
         weights = self.network_weights(meta_params)
         return Problem(
             start={}, fixed=weights, support=self.support_loss, query=self.query_loss, steps=0
@@ -67,7 +67,7 @@ class Reinforce(Policy):
     def materialise(
         self, meta_params: Params, tasks: Task | Played, steps: int | None = None
     ) -> Played:
-        """Play T steps in each environment, unless somebody else has."""
+        """Play T steps in each environment, unless ``tasks`` are played already."""
         if isinstance(tasks, Played):
             return tasks
         weights = self.network_weights(meta_params)
@@ -75,13 +75,13 @@ class Reinforce(Policy):
 
 
 def as_played(query: Trajectory) -> Played:
-    """Return ``query`` of B tasks, whoever played it, as the losses read it."""
+    """Return the trajectory ``query`` of B tasks in the form that the losses read."""
     n_ended = query.ends.sum((-2, -1))
     return Played((), query, torch.stack([n_ended, first_return(query)], dim=-1))
 
 
 def returns_to_go(played: Trajectory, discount: float) -> Tensor:
-    """Return the discounted rewards of each step and those after it in its episode: ``[…, T]``."""
+    """Return the discounted reward from each step to the end of its episode: ``[…, T]``."""
     found = torch.empty_like(played.rewards)
     after = torch.zeros_like(played.rewards[..., 0])
     for step in reversed(range(found.shape[-1])):
@@ -91,7 +91,7 @@ def returns_to_go(played: Trajectory, discount: float) -> Tensor:
 
 
 def _normalised(values: Tensor, alive: Tensor) -> Tensor:
-    """Return ``values [E, T]`` less the mean, by the deviation, of each environment's own."""
+    """Return ``values [E, T]`` minus each environment's mean, divided by its deviation."""
     count = alive.sum(-1, keepdim=True)
     centred = (values - (values * alive).sum(-1, keepdim=True) / count) * alive
     deviation = (centred.square().sum(-1, keepdim=True) / count).sqrt()

@@ -1,1 +1,1 @@
-"""Strategies for those who act: an agent and its observers."""
+"""Strategies that act in environments: an agent and its observers."""

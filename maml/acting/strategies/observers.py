@@ -1,9 +1,9 @@
 """``--strategy observers``: one agent, many observers (torch's tutorial "Batch RPC processing").
 
-A step of the outer loop: each observer gets the ids of its environments, plays T steps in them,
-asks the agent for each action, and returns what it saw and did. The agent differentiates. What an
-observer meets, and what is drawn, has addresses; so the parameters are those of ``local``, batched
-or not, however many observers there are, as long as none of them is lost.
+In a step of the outer loop, each observer gets the ids of its environments and plays T steps. The
+observer requests each action from the agent, and returns its trajectory. The agent differentiates.
+Environments and random draws have addresses, so the parameters are those of ``local``, batched or
+not, for any number of observers, as long as no observer is lost or late.
 """
 
 import contextlib
@@ -37,21 +37,21 @@ COMPONENTS = {
 }
 
 LATE = 5.0
-"""Seconds that an observer may always take, once another one is done."""
+"""Seconds that every observer may still take after the first one is done."""
 
 
 class Inference:
-    """The policy of one step of training, for any thread; ``forwards`` answered ``requests``."""
+    """The policy of one training step, for any thread. Counts ``forwards`` and ``requests``."""
 
     def __init__(self, learner: Reinforce) -> None:
         self._learner = learner
-        # A module of its own: who applies the learner's to parameters swaps its tensors meanwhile.
+        # A copy, because a call of the learner's network swaps the network's tensors meanwhile.
         self._policy = copy.deepcopy(learner.network).requires_grad_(False)
         self._seen = learner.environment.observation_size
         self.forwards, self.requests = 0, 0
 
     def follow(self, meta_params: Params) -> None:
-        """Answer by ``meta_params`` from here on; nobody is to be asking."""
+        """Answer by ``meta_params`` from here on. No request may be in progress."""
         weights = self._learner.network_weights(meta_params)
         with torch.no_grad():
             for name, tensor in self._policy.named_parameters():
@@ -59,7 +59,7 @@ class Inference:
 
     @torch.no_grad()
     def __call__(self, requests: list[Tensor]) -> list[Tensor]:
-        """Return the actions for requests ``[n, O + D]``, observations and draws, by one pass."""
+        """Return actions for requests ``[n, O + D]`` (observations, draws), by one forward pass."""
         rows = torch.cat(requests)
         observations, draws = rows[:, : self._seen], rows[:, self._seen :]
         dtype = next(self._policy.parameters()).dtype
@@ -71,9 +71,9 @@ class Inference:
 
 
 class Batches:
-    """Gathers one request of each observer; the last one that comes answers all.
+    """Gather one request of each observer. The last request triggers the answers to all.
 
-    A batch that is not complete after ``wait`` seconds is answered as it is: it is ``flushed``.
+    An incomplete batch is answered after ``wait`` seconds; ``flushed`` counts these batches.
     """
 
     def __init__(self, inference: Inference, wait: float) -> None:
@@ -98,7 +98,7 @@ class Batches:
         self._answer(batch)
 
     def ask(self, rank: int, request: Tensor) -> Answer:
-        """Return the answer to come; no thread is held meanwhile."""
+        """Return a future of the answer, so that no thread has to wait."""
         answer: Answer = torch.futures.Future()
         with self._changed:
             if not self._asked:
@@ -117,7 +117,7 @@ class Batches:
 
     def _answer(self, batch: dict[int, tuple[Tensor, Answer]]) -> None:
         if batch:
-            # In the order of ranks, not of arrival: a repeated run has the same bits.
+            # In the order of ranks, not of arrival, so that a repeated run has the same bits.
             requests, answers = zip(*(batch[rank] for rank in sorted(batch)), strict=True)
             answer_all(answers, lambda: self._inference(list(requests)))
 
@@ -139,7 +139,7 @@ class _Late(Exception):
 
 @rpc.functions.async_execution
 def _answer(number: int, rank: int, request: Tensor) -> Answer:
-    """Run on the agent: the actions of one request; none, of a step that is over."""
+    """Run on the agent: return the actions for one request; none if its step is over."""
     agent = this(Observers)
     if number == agent.number:
         return agent.batches.ask(rank, request)
@@ -150,14 +150,14 @@ def _answer(number: int, rank: int, request: Tensor) -> Answer:
 
 @reported
 def _observe(number: int, ids: Tensor) -> Trajectory | None:
-    """Run on an observer: play the tasks ``ids``; None if the agent does not wait for it."""
+    """Run on an observer: play the tasks ``ids``; None if the agent has gone on without it."""
     with contextlib.suppress(_Late):
         return this(Observers).observe(number, ids)
     return None
 
 
 class Observers(OverRpc):
-    """The agent on rank 0, an observer on each other; ``number`` is the step under way."""
+    """The agent on rank 0, an observer on each other rank; ``number`` is the current step."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
@@ -166,12 +166,12 @@ class Observers(OverRpc):
                 f"--strategy observers: they play for --learner reinforce, not {config.learner}"
             )
         if world.size == 1:
-            raise UserError("--strategy observers: needs 2 processes: an agent, and who observes")
+            raise UserError("--strategy observers: needs 2 processes: an agent and an observer")
         self.learner = worker.learner
         self.computing = range(1)
         self.number = 0
         self.spared = len(self.others) - 1
-        # Who plays; the calls that have ended, with whom each was to and the step that it is of.
+        # The ranks that are playing, and the calls that have ended: (rank, step, call).
         self._busy: set[int] = set()
         self._ended = queue.SimpleQueue[tuple[int, int, torch.futures.Future[Any]]]()
         self._played = torch.empty(0, dtype=torch.int64)
@@ -181,7 +181,7 @@ class Observers(OverRpc):
             self.batches = Batches(self.inference, config.batch_wait)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Let all observers play their part of ``ids``; differentiate what has come back."""
+        """Let each free observer play a part of ``ids``; differentiate what observers return."""
         self.number += 1
         self.inference.follow(meta_params)
         free = self._free()
@@ -191,9 +191,9 @@ class Observers(OverRpc):
         for rank, part in parts.items():
             self._call(rank, part)
         found = self._gather(set(parts))
-        # An observer that asks from here on is told that this step is over.
+        # From here on no batch waits for others: a late request is answered at once.
         self.batches.begin(())
-        # In the order of ids, not of arrival: a repeated run has the same bits.
+        # In the order of ids, not of arrival, so that a repeated run has the same bits.
         ranks = [rank for rank in parts if rank in found]
         self._played = torch.cat([parts[rank] for rank in ranks])
         self._missed += len(ids) - len(self._played)
@@ -204,7 +204,7 @@ class Observers(OverRpc):
         return self.worker.share_of(meta_params, [made], self.learner)
 
     def _free(self) -> list[int]:
-        """Return the observers that are not late; wait for one that is, if all are."""
+        """Return the observers that are free. If all are still busy, wait until one is free."""
         deadline = self.liveness.clock.now() + self.config.timeout
         while not self._ended.empty():
             self._next(0)
@@ -218,7 +218,7 @@ class Observers(OverRpc):
     def _call(self, rank: int, part: Tensor) -> None:
         number = self.number
         try:
-            # 0: no time limit of its own; `_gather` has one.
+            # 0: the call has no time limit, because `_gather` has one.
             call = rpc.rpc_async(rank, _observe, (number, part), timeout=0)
         except RuntimeError:
             self.batches.leave(rank)
@@ -228,13 +228,13 @@ class Observers(OverRpc):
         call.add_done_callback(lambda call: self._ended.put((rank, number, call)))
 
     def _gather(self, playing: set[int]) -> dict[int, Trajectory]:
-        """Return what observers have played: of all, but for those that are lost or late."""
+        """Return each observer's trajectory by rank, without lost and late observers."""
         clock, found = self.liveness.clock, dict[int, Trajectory]()
         began = clock.now()
         deadline = began + self.config.timeout
         while missing := playing - found.keys() - self.gone:
             left = deadline - clock.now()
-            # In pieces: who is lost is said by another thread.
+            # Wait in short pieces, because another thread notes which observers are lost.
             rank, played = self._next(min(0.2, max(left, 0.0)))
             if played is not None:
                 if not found:
@@ -253,7 +253,7 @@ class Observers(OverRpc):
         return found
 
     def _next(self, seconds: float) -> tuple[int, Trajectory | None]:
-        """Wait for a call to end; return what was played by whom, if anything for this step."""
+        """Wait for a call to end. Return its rank, and its trajectory if it is of this step."""
         try:
             rank, number, call = self._ended.get(timeout=seconds)
         except queue.Empty:
@@ -262,22 +262,22 @@ class Observers(OverRpc):
         self.batches.leave(rank)
         try:
             played = call.value()
-        except Exception:  # who has failed is lost
+        except Exception:  # a failed observer is lost
             self.gone.add(rank)
             return rank, None
         return rank, played if number == self.number else None
 
     def survives(self, rank: int, line: str) -> bool:
-        """Ask no more for an observer that was lost."""
+        """Expect no more requests of a lost observer; see `OverRpc.survives`."""
         self.batches.leave(rank)
         return super().survives(rank, line)
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return those that were played."""
+        """Return the ids that were played."""
         return self._played
 
     def report(self) -> dict[str, Any]:
-        """Forward passes and requests, incomplete batches, tasks not played."""
+        """Return counts of forward passes, requests, incomplete batches and tasks not played."""
         inference = self.inference
         row = super().report() | {
             "forwards": inference.forwards,

@@ -1,14 +1,14 @@
-// A small convolutional network: its features, the way back from them, the derivative of that, and all of it with a
-// mean cross-entropy: the C interface.
+// The C interface of a small convolutional network: its features, their backward pass, the derivative of the backward
+// pass, and the same with a mean cross-entropy.
 //
-// The network is L x [convolution -> batch norm -> (leaky) ReLU -> 2x2 max-pool or none] -> spatial mean or flatten, and
-// where there is a head -> linear -> mean cross-entropy.  One call handles B tasks, each with n images of its own and,
-// unless their stride is 0, with parameters of its own.  A team of threads computes a task together (team.h).  Channels
-// are the vector axis everywhere, hence C_out % lanes == 0.
+// The network is L x [convolution -> batch norm -> (leaky) ReLU -> 2x2 max-pool or none] -> spatial mean or flatten.  A
+// network with a head adds -> linear -> mean cross-entropy.  One call handles B tasks.  Each task has its own n images,
+// and its own parameters unless their stride is 0.  A team of threads computes a task together (team.h).  Channels are
+// the vector axis everywhere, so C_out % lanes == 0.
 //
-// From the ground up: team.h, vectors.h, products.h, geometry.h, then convolution.h, norm.h (norm_tangent.h), features.h
-// and head.h, then memory.h, then the passes gradient.h, tangent.h, loss.h and outputs.h.  This is the only file that is
-// compiled: the headers' functions are in an unnamed namespace, so that the compiler may inline what is called once.
+// Read the headers in this order: team.h, vectors.h, products.h, geometry.h, convolution.h, norm.h (norm_tangent.h),
+// features.h, head.h, memory.h; then the passes gradient.h, tangent.h, loss.h, outputs.h.  Only this file is compiled.
+// The headers' functions are in an unnamed namespace, so the compiler may inline a function that is called once.
 // docs/kernels.md has the mathematics, the layouts, and how to check a change.
 
 #include "loss.h"
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kDone = 0, kNoMemory = -1;
 
-// Calls f, whose teams are of so many threads; returns whether there was memory enough.
+// Calls f with teams of `team` threads; returns kDone, or kNoMemory if the memory did not suffice.
 template <class F> int64_t attempt(int team, F f) {
   team_size = team;
   try {
@@ -29,7 +29,7 @@ template <class F> int64_t attempt(int team, F f) {
   }
 }
 
-// Returns 1 + the position of the first label that is none of 0 .. ways - 1, or kDone.
+// Returns 1 + the position of the first label outside 0 .. ways - 1, or kDone.
 int64_t wrong_label(const int64_t* labels, int64_t count, int ways) {
   for (int64_t i = 0; i < count; ++i)
     if (labels[i] < 0 || labels[i] >= ways) return i + 1;
@@ -40,14 +40,14 @@ int64_t wrong_label(const int64_t* labels, int64_t count, int ways) {
 
 extern "C" {
 
-// How many elements of so many bytes a vector holds.
+// Returns how many elements of `element_size` bytes a vector holds.
 int lanes(int element_size) { return kVectorBytes / element_size; }
 
-// `spec` is 8 numbers a layer: height, width, channels in and out, kernel, stride, padding, pooling (0 or 1).
-// All layers pool, and then have stride 1, or none does.  `mean`: the features are the mean over pixels, else all pixels.
-// `leak`: the activation's slope below zero.  `ways` 0: there is no head, and `gradient` and `hessian_vector` may not be
-// called.
-// A plan is read only from then on: several threads may use it at once.
+// `spec` has 8 numbers for each layer: height, width, channels in and out, kernel, stride, padding, pooling (0 or 1).
+// Either all layers pool and have stride 1, or no layer pools.  `mean` 1: the features are the mean over pixels; 0: all
+// pixels.  `leak`: the activation's slope below zero.  `ways` 0: the network has no head, so the caller may not call
+// `gradient` and `hessian_vector`.
+// Nothing changes a plan after this call, so several threads may use it at once.
 void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps, double leak) {
   Plan* plan = new Plan();
   plan->layers.resize(layers);
@@ -69,10 +69,10 @@ void* plan_new(int layers, const int64_t* spec, int ways, int mean, double eps, 
   return plan;
 }
 
-// The passes, once for each type of number: see gradient.h, tangent.h, loss.h and outputs.h.  Parameters are the address of
-// each one's first element in the first task, by slot, and by slot the elements from a task's to the next one's.  They
-// return kDone, or kNoMemory where working memory could not be had, or (`gradient`, before it computes anything)
-// `wrong_label`.
+// The passes, once for each type of number: see gradient.h, tangent.h, loss.h and outputs.h.  By slot, `params` holds
+// the address of each parameter's first element in the first task, and `params_strides` the elements from one task to
+// the next.  A pass returns kDone, or kNoMemory if it gets no working memory.  `gradient` first checks the labels, and
+// returns `wrong_label` if one is wrong.
 #define FOR_TYPE(T, suffix)                                                                                            \
   int64_t kept_size_##suffix(const void* plan, int n, int back) {                                                      \
     return Kept<T>::size(*static_cast<const Plan*>(plan), n, back != 0);                                               \

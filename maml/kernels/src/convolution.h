@@ -1,7 +1,7 @@
-// A convolution's three products (output, gradient of the input, gradient of the weight), and what they read.
+// A convolution's three products (output, gradient of the input, gradient of the weight), and their operands.
 //
 // Weights are [kernel, kernel, C_in, C_out].  No patch matrix is ever built: the products find their rows by the
-// tables of `Layer`.  There is no bias: batch norm subtracts it, and its gradient is exactly zero.
+// tables of `Layer`.  There is no bias, because batch norm subtracts it and its gradient is exactly zero.
 #pragma once
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 // A convolution's operands: z = x * w.
 template <class T> struct Factors { const T *x, *w; };
 
-// z = the sum of convolutions; calls after(band) when a band of z is whole.
+// Computes z, the sum of convolutions; calls after(band) when a band of z is complete.
 template <class T, class F>
 void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z, F after) {
   if (!l.banded) start_sums(z, int64_t(n) * l.P(), l.cout);
@@ -36,7 +36,7 @@ void convolve(const Layer& l, int n, std::initializer_list<Factors<T>> sum, T* z
   });
 }
 
-// gx = the input's gradient of z, w being turned by `transpose`; plus `other`, if it is not null.  Without borders.
+// Computes gx from gz (f.x) and the weights from `transpose` (f.w); adds `other` if not null.  gx has no border.
 template <class T> void convolve_input(const Layer& l, int n, Factors<T> f, T* gx, const T* other = nullptr) {
   if (other || !l.banded) start_sums(gx, int64_t(n) * l.h * l.w, l.cin, other);
   if (!l.banded) {
@@ -69,8 +69,8 @@ template <class T> void convolve_weight(const Layer& l, int n, const Band& band,
                      gw + int64_t(t) * l.kernel * l.cin * l.cout, l.kernel * l.cin, l.cout);
 }
 
-// wt[tap, col, row] = w[tap, row, col], in square blocks of vectors where they fit; banded: taps in reverse order.
-// A thread's share is of the rows: of the result's channels.
+// wt[tap, col, row] = w[tap, row, col], in square blocks of vectors where they fit.  Banded: the taps are reversed.
+// Each thread has a share of the rows, which are the result's channels.
 template <class T> void transpose(const Layer& l, const T* w, T* wt) {
   const int rows = l.cin, cols = l.cout, size = rows * cols;
   const int step = l.banded ? -size : size;
@@ -106,7 +106,7 @@ template <class T> void transpose(const Layer& l, const T* w, T* wt) {
   }
 }
 
-// Images [n, C, H, W] -> [n, H + 2, W + 2, C] with a border of zeros.  A thread's share is of the images.
+// Images [n, C, H, W] -> [n, H + 2, W + 2, C] with a border of zeros.  Each thread has a share of the images.
 template <class T> void enter_images(const Layer& l, int n, const T* images, T* x) {
   const Range own = share(n);
   std::memset(x + l.x_size(own.first), 0, sizeof(T) * l.x_size(own.last - own.first));
@@ -120,7 +120,7 @@ template <class T> void enter_images(const Layer& l, int n, const T* images, T* 
     }
 }
 
-// Zeros around n maps of [h, w, C].  A thread's share is of the maps.
+// Writes zeros around n maps of [h, w, C].  Each thread has a share of the maps.
 template <class T> void clear_border(T* map, int n, int h, int w, int C, int border) {
   if (!border) return;
   const int64_t line = int64_t(w + 2 * border) * C, side = int64_t(border) * C;

@@ -12,8 +12,8 @@ template <class T> void axpy(T scale, const T* a, T* b, int count) {
   for (int i = 0; i < count; ++i) b[i] += scale * a[i];
 }
 
-// From the last activations [n, Q, C] to the features: the mean over Q, or all of them in the order (C, Q), which is
-// that of torch's flatten.
+// Last activations [n, Q, C] -> features: the mean over Q, or all activations in the order (C, Q), the order of torch's
+// flatten.
 template <class T> void pool_features(const Plan& plan, int n, const T* y, T* f) {
   const Layer& l = plan.layers.back();
   const int Q = l.Q(), C = l.cout;
@@ -26,7 +26,7 @@ template <class T> void pool_features(const Plan& plan, int n, const T* y, T* f)
     }
 }
 
-// The way back, of gradients.
+// Gradient by the features -> gradient by the last activations.
 template <class T> void spread_features(const Plan& plan, int n, const T* gf, T* gy) {
   const Layer& l = plan.layers.back();
   const int Q = l.Q(), C = l.cout;

@@ -10,32 +10,32 @@
 
 namespace {
 
-constexpr int kTableRows = 256;        // output rows that one table covers, at least; more repeat it
-constexpr int kBandBytes = 24 << 10;   // of a convolution's output that are at hand in the first-level cache
+constexpr int kTableRows = 256;        // one table covers at least so many output rows; more rows reuse it
+constexpr int kBandBytes = 24 << 10;   // bytes of a convolution's output that stay in the first-level cache
 
-// Some lines of a convolution's output: of one image, or of all images where their lines lie end to end.
+// Some lines of a convolution's output: of one image, or of all images if their lines are contiguous.
 struct Band { int image, row, rows; };
 
-// One [convolution -> norm -> (leaky) ReLU -> pooling].  Names of its maps, in all files: x, the input; z, the convolution's
-// output; u, normalised; y, the layer's output, which is the next one's x.  q stands for what is [n, qh, qw, C] without
-// a border.  A g before a name is the gradient by it, a d the tangent of it.
+// One [convolution -> norm -> (leaky) ReLU -> pooling].  All files use these names of maps: x, the input; z, the
+// convolution's output; u, the norm's output; y, the layer's output and the next layer's x.  A q marks maps
+// [n, qh, qw, C] without a border.  A g before a name means the gradient by the map, a d means the map's tangent.
 //
 // A layer is convolved in one of two ways.
-//   Banded (the first layer, and those that pool, whose stride is 1): the map that it reads has a border of zeros, so
-//   that a kernel row's taps are one run of kernel * C_in numbers.  A few lines of the output are computed at a time,
-//   and what follows is done while they are in the first-level cache.
-//   By tap: the map has no border, and each tap of the kernel is a product of its own, over the pixels it meets.  For
-//   small maps, whose border would be most of the work.
+//   Banded (the first layer, and layers that pool, which have stride 1): the input has a border of zeros, so the taps
+//   of a kernel row are one run of kernel * C_in numbers.  A few lines of the output are computed at a time, and the
+//   next operations follow while these lines are in the first-level cache.
+//   By tap: the input has no border, and each tap of the kernel is a separate product over the pixels that it meets.
+//   This suits small maps, because their border would be most of the work.
 struct Layer {
-  struct { int weight, gamma, beta; } slot;  // of the layer's parameters: see `Plan`
+  struct { int weight, gamma, beta; } slot;  // indices of the layer's parameters: see `Plan`
   int h, w, cin, cout, kernel, stride, pad, pool;  // as the caller gives them; h and w are the input's
   int oh, ow, qh, qw;                              // after the convolution, and after the pooling
   bool first, banded;
   double leak;                                     // the activation's slope below zero, at least 0 and below 1
-  bool passing = false;                            // of `outputs`: z is one band where it is pooled, and zq lies in y
+  bool passing = false;                            // for `outputs`: a pooled z is only one band, and y holds zq
   int border, zborder, yborder;                    // zeros around the input, around gz, and around the output
   int band;                                        // rows of a band, at most
-  std::vector<Pair> forward, input, weight;        // banded: of a band
+  std::vector<Pair> forward, input, weight;        // banded: tables for one band
   std::vector<std::vector<Pair>> pairs;            // by tap: per tap, sorted by image, for `group` images
   int group, taps;
   int P() const { return oh * ow; }                // pixels of z, and of y
@@ -51,7 +51,7 @@ struct Layer {
   int64_t z_size(int n) const { return int64_t(n) * P() * cout; }
   int64_t q_size(int n) const { return int64_t(n) * Q() * cout; }
   int64_t y_size(int n) const { return int64_t(n) * (qh + 2 * yborder) * yw() * cout; }
-  int64_t gz_size(int n) const {  // the first layer's is needed for a band only
+  int64_t gz_size(int n) const {  // the first layer needs gz for one band only
     return first ? int64_t(band + 1) * ow * cout : int64_t(n) * (oh + 2 * zborder) * gw() * cout;
   }
   // Offset of a line's first pixel.
@@ -75,7 +75,7 @@ struct Layer {
     if (banded) {
       band = std::max(1, kBandBytes / int(ow * cout * sizeof(float)));
       if (pool) band = std::max(2, band / 2 * 2);
-      for (int y = 0; y < band + 1; ++y) {  // one more where the last row of an odd map joins a band
+      for (int y = 0; y < band + 1; ++y) {  // one row more, because the last row of an odd map joins a band
         for (int x = 0; x < ow; ++x) {
           forward.push_back({y * stride * wb() + x * stride, y * ow + x});
           weight.push_back({y * stride * wb() + x * stride, y * gw() + x});
@@ -103,7 +103,7 @@ struct Layer {
         f(t, pairs[t].data(), count, int64_t(i) * h * w, int64_t(i) * P());
       }
   }
-  // Calls f(band) until all output rows were in one; a window of the pooling is never cut.
+  // Calls f(band) for bands that cover all output rows.  No band cuts a window of the pooling.
   template <class F> void each_band(int n, F f) const {
     if (!banded) return f(Band{0, 0, n * oh});
     const int unit = pool ? 2 : 1;
@@ -115,10 +115,10 @@ struct Layer {
   }
 };
 
-// A network.  Its parameters are, by slot, each layer's convolution, gamma and beta; then, where there is one, the head's
-// weight and bias.
+// A network.  The slots number its parameters: each layer's convolution, gamma and beta; then the head's weight and
+// bias if there is a head.
 struct Plan {
-  std::vector<Layer> layers, passing;  // as the derivatives use them, and as `outputs` does
+  std::vector<Layer> layers, passing;  // for the derivatives, and for `outputs`
   int ways, features;  // `ways` 0: there is no head
   bool mean;  // the features are the mean over pixels; else all pixels of all channels
   double eps;

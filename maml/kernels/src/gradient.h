@@ -1,4 +1,4 @@
-// The features and the way back from them, task by task.
+// The features and their backward pass, task by task.
 #pragma once
 
 #include "convolution.h"
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The way forward of task `b`: writes all maps that the way back reads, and the statistics [layers, 2, C].
+// The forward pass of task `b`: writes all maps that the backward pass reads, and the statistics [layers, 2, C].
 template <class T>
 void forward(const Plan& plan, int b, int n, const T* images, Parameters<const T> params, const Kept<T>& task, T* used) {
   const Layer& first = plan.layers[0];
@@ -31,8 +31,8 @@ void forward(const Plan& plan, int b, int n, const T* images, Parameters<const T
   }
 }
 
-// Its way back, from the gradient by the features [n, F] and what is `injected` (not null) beside it.  `turned` holds the
-// largest layer's weights.  `fresh`: a task's own gradient is overwritten, not added to.
+// The backward pass of task `b`, from the gradient by the features [n, F] and the gradients `injected` (if not null).
+// `turned` has room for the largest layer's weights.  `fresh`: a task's own gradient is overwritten, not added to.
 template <class T>
 void backward(const Plan& plan, int b, int n, const T* gfeatures, const Injected<T>* injected,
               Parameters<const T> params, const Kept<T>& task, T* turned, Parameters<T> grads, bool fresh) {
@@ -52,7 +52,7 @@ void backward(const Plan& plan, int b, int n, const T* gfeatures, const Injected
       norm_backward<T>(l, band, gamma, s, injected ? injected->layers[k].z : nullptr);
       convolve_weight(l, n, band, x, s.gz, gweight);
     });
-    if (k == 0) break;  // nobody asks for the images' gradient
+    if (k == 0) break;  // the images' gradient is not needed
     meet();
     transpose(l, params(b, l.slot.weight), turned);
     convolve_input<T>(l, n, {s.gz, turned}, task.layers[k - 1].gq, injected ? injected->layers[k - 1].y : nullptr);
@@ -63,8 +63,8 @@ inline int64_t largest_weights(const Plan& plan) {
   return largest(plan, [](const Layer& l) { return l.weights(); });
 }
 
-// images [tasks, n, C, H, W] -> features [tasks, n, F], the statistics `used` [tasks, layers, 2, C], and what is kept,
-// `Kept::size` for each task.
+// images [tasks, n, C, H, W] -> features [tasks, n, F], the statistics `used` [tasks, layers, 2, C], and `kept`,
+// `Kept::size` numbers for each task.
 //
 // A task is finished before the next one starts, so that its maps stay in the second-level cache.
 template <class T>
@@ -81,9 +81,9 @@ void features(const Plan& plan, int tasks, int n, const T* images, Parameters<co
   }
 }
 
-// The gradient by them [tasks, n, F] -> that by the parameters, and what is kept for `along`, where it is asked for (not
-// null).  `injected`: what `along` has written, `Injected::size` for each task, or null; with it go gradients that
-// are added to.
+// The gradient by the features [tasks, n, F] -> the gradient by the parameters, and `kept_back` (if not null) for
+// `along`.  `injected`: null, or the result of `along`, `Injected::size` numbers for each task.  If it is not null, the
+// pass adds to the values in `grads`.
 template <class T>
 void pull_back(const Plan& plan, int tasks, int n, Parameters<const T> params, T* kept, const T* gfeatures,
                Block<T> injected, Parameters<T> grads, T* kept_back) {

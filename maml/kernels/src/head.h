@@ -46,7 +46,7 @@ T cross_entropy(const Plan& plan, int n, const T* logits, const int64_t* labels,
   return loss / T(n);
 }
 
-// Adds the gradients of weight and bias; writes that of the features.
+// Adds the gradients of weight and bias; writes the gradient of the features.
 template <class T>
 void head_backward(const Plan& plan, int n, const T* features, const T* weight, const T* gl, T* gweight, T* gbias,
                    T* gfeatures) {
@@ -60,8 +60,8 @@ void head_backward(const Plan& plan, int n, const T* features, const T* weight, 
     }
 }
 
-// The tangent of all three, when the features move along `dfeatures` and the head's parameters along `vweight` and
-// `vbias`: adds those of the gradients of weight and bias; writes that of the features' gradient.  `dl` holds [ways].
+// The tangents of these gradients, when the features move along `dfeatures`, and weight and bias along `vweight` and
+// `vbias`.  Adds to `dgweight` and `dgbias`; writes `dgfeatures`.  `dl` is working memory [ways].
 template <class T>
 void head_tangent(const Plan& plan, int n, const T* features, const T* p, const T* gl, const T* weight,
                   const T* dfeatures, const T* vweight, const T* vbias, T* dl, T* dgweight, T* dgbias,

@@ -1,7 +1,7 @@
 // The mean cross-entropy of a network with a head: its gradient, and the product with its Hessian, task by task.
 //
-// They are made of the passes of gradient.h and tangent.h, with the head between them: a task's maps stay in the
-// second-level cache from one pass to the next.
+// Both combine the passes of gradient.h and tangent.h with the head.  A task's maps stay in the second-level cache from
+// one pass to the next.
 #pragma once
 
 #include "head.h"
@@ -9,7 +9,7 @@
 
 namespace {
 
-// What one task's gradient keeps for the product.
+// The data that one task's gradient keeps for the product with the Hessian.
 template <class T> struct KeptLoss {
   Kept<T> maps;
   T *features, *probabilities, *gl;  // [n, F]; softmax of the logits, and the loss's gradient by them [n, ways]
@@ -27,8 +27,8 @@ template <class T> struct KeptLoss {
   }
 };
 
-// images [tasks, n, C, H, W], labels [tasks, n] -> losses [tasks], logits [tasks, n, ways], gradients, and where asked
-// for (not null) what is kept, `KeptLoss::size` for each task.
+// images [tasks, n, C, H, W], labels [tasks, n] -> losses [tasks], logits [tasks, n, ways], gradients, and `kept` (if
+// not null), `KeptLoss::size` numbers for each task.
 template <class T>
 void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t* labels, Parameters<const T> params,
               T* losses, T* logits, Parameters<T> grads, T* kept) {
@@ -62,7 +62,7 @@ void gradient(const Plan& plan, int tasks, int n, const T* images, const int64_t
   }
 }
 
-// `kept` is what `gradient` left at the same parameters.
+// `kept` comes from `gradient` at the same parameters.
 template <class T>
 void hessian_vector(const Plan& plan, int tasks, int n, Parameters<const T> params, T* kept, Parameters<const T> v,
                     Parameters<T> products) {

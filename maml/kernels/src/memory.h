@@ -1,4 +1,4 @@
-// Working memory, what a pass keeps for the next, and where a task's parameters are.
+// Working memory, the data that a pass keeps for the next pass, and the addresses of a task's parameters.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #endif
 
-// In a build with the address sanitizer, what lies between two buffers may not be touched.
+// In a build with the address sanitizer, the gap between two buffers may not be touched.
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define __SANITIZE_ADDRESS__ 1
@@ -25,14 +25,14 @@
 
 namespace {
 
-// Deals out one block of memory, buffer by buffer, each on cache lines of its own.  Without a block it only counts: one
-// function then says both how much a block must hold and what lies where in it, and the two cannot disagree.
+// Deals out one block of memory, buffer by buffer, each on its own cache lines.  Without a block it only counts.  So
+// one function determines the size of a block and the places of its buffers, and the two cannot disagree.
 template <class T> class Buffers {
  public:
   Buffers() = default;
   Buffers(T* base, int64_t size) : base_(base) {
 #if defined(__SANITIZE_ADDRESS__)
-    ASAN_UNPOISON_MEMORY_REGION(base, size * sizeof(T));  // it may have been dealt out otherwise before
+    ASAN_UNPOISON_MEMORY_REGION(base, size * sizeof(T));  // earlier buffers may have had other places
 #endif
     (void)size;
   }
@@ -57,11 +57,11 @@ template <class T> class Buffers {
   int64_t used_ = 0;
 };
 
-// A block of memory that a thread keeps from call to call: fresh pages cost as much as the arithmetic.
+// A block of memory that a thread keeps from call to call, because fresh pages cost as much as the arithmetic.
 class Arena {
  public:
   ~Arena() { std::free(base_); }
-  // Lets `take_all` take its buffers twice: first to count, then in earnest.  Throws std::bad_alloc.
+  // Calls `take_all` twice: first to count, then to take the buffers.  Throws std::bad_alloc.
   template <class T, class F> void deal(F take_all) {
     Buffers<T> counting;
     take_all(counting);
@@ -71,7 +71,7 @@ class Arena {
   }
 
  private:
-  static constexpr size_t kPage = 2 << 20;  // of huge pages, where the system has them
+  static constexpr size_t kPage = 2 << 20;  // bytes of a huge page, if the system has them
   void reserve(size_t bytes) {
     if (bytes <= size_) return;
     std::free(base_);
@@ -89,7 +89,7 @@ class Arena {
 };
 thread_local Arena arena;
 
-// Blocks of one size, one a task, to be dealt out; or none.
+// Blocks of equal size, one for each task, to be dealt out.  A null `base` means no blocks.
 template <class T> class Block {
  public:
   Block(T* base, int64_t size) : base_(base), size_(size) {}
@@ -101,8 +101,8 @@ template <class T> class Block {
   int64_t size_;
 };
 
-// What one task's way forward keeps for its ways back, and a way back for its tangent: each in a block of its own, as
-// there may be several ways back from one point.
+// The data that one task's forward pass keeps for its backward passes, and a backward pass for its tangent.  Each pass
+// has a separate block, because several backward passes may follow one forward pass.
 template <class T> struct Kept {
   T* x;  // images, with the first layer's border
   std::vector<Saved<T>> layers;
@@ -118,7 +118,7 @@ template <class T> struct Kept {
       layers.push_back(s);
     }
   }
-  // `take` goes before.  The first layer's gz is not read again.
+  // Call `take` first.  No place for the first layer's gz, because no later pass reads it.
   template <class From> void take_back(const Plan& plan, int n, From&& from) {
     for (size_t k = 0; k < layers.size(); ++k) {
       const Layer& l = plan.layers[k];
@@ -138,8 +138,8 @@ template <class T> struct Kept {
   }
 };
 
-// What comes into one task's way back beside the gradient by the features: a gradient by each layer's z and by its y, but
-// for the last y, which is the features' matter.
+// The inputs of one task's backward pass in addition to the gradient by the features: a gradient by each layer's z, and
+// by each y except the last, because the gradient by the features covers the last y.
 template <class T> struct Injected {
   struct Maps { T *z, *y; };
   std::vector<Maps> layers;
@@ -152,7 +152,7 @@ template <class T> struct Injected {
       layers.push_back({z, last ? nullptr : from.take(l.q_size(n))});
     }
   }
-  // Elements of a task's.
+  // Elements of a task's gradients.
   static int64_t size(const Plan& plan, int n) {
     Buffers<T> counting;
     Injected<T>().take(plan, n, counting);
@@ -160,13 +160,13 @@ template <class T> struct Injected {
   }
 };
 
-// The parameters of every task, or something of their shape: a gradient, a vector.  A slot is one parameter, see `Plan`.
+// The parameters of every task, or a gradient or a vector of their shape.  A slot is one parameter: see `Plan`.
 template <class T> struct Parameters {
   T* const* bases;         // of the first task, by slot
-  const int64_t* strides;  // elements from one task's to the next one's, by slot; 0 where tasks share it
+  const int64_t* strides;  // elements from one task to the next, by slot; 0 if tasks share the parameter
   T* operator()(int task, int slot) const { return bases[slot] + task * strides[slot]; }
-  // As an output [rows, channels]: a task's own is made zero here, just before it is added to; one that tasks share, by
-  // the caller.
+  // Returns an output [rows, channels], to which a pass adds.  A task's own output is set to zero here, just before the
+  // pass adds to it.  The caller sets a shared output to zero.
   T* cleared(int task, int slot, int64_t rows, int channels) const {
     if (strides[slot]) start_sums((*this)(task, slot), rows, channels);
     return (*this)(task, slot);

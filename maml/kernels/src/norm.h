@@ -1,8 +1,8 @@
-// Batch norm, (leaky) ReLU and max-pooling, which are one pass over a layer's maps: forward and backward.
+// Batch norm, (leaky) ReLU and max-pooling in one pass over a layer's maps: forward and backward.
 //
-// The statistics are collected band by band, as the convolution writes them.  Normalisation is monotonous in a channel,
-// so of a window of the pooling the pixel that it takes is known before the statistics are: the largest; where
-// gamma < 0 the smallest, where gamma is 0 the first.  Only these pixels are then normalised.
+// The statistics are collected band by band, as the convolution writes the bands.  Normalisation is monotonic in a
+// channel, so the pooling can choose a window's pixel before the statistics are known: the largest pixel; if gamma < 0
+// the smallest; if gamma is 0 the first.  Only the chosen pixels are then normalised.
 #pragma once
 
 #include <cmath>
@@ -10,22 +10,22 @@
 
 namespace {
 
-// The activation, or its derivative, below zero: x times the slope there.  Without a slope it is zero, whatever x is.
+// The activation, or its derivative, below zero: x times the slope.  If the slope is 0, the result is 0 for every x.
 template <class T> inline V<T> below_zero(T leak, V<T> x) { return leak == 0 ? V<T>{} : leak * x; }
 
-// What the tangent pass needs of the gradient pass, for one layer of one task.
+// The data of the gradient pass that the tangent pass needs, for one layer of one task.
 template <class T> struct Saved {
   T *z, *gz;               // the convolution's output [n, P, C], and its gradient
-  T *zq, *index;           // [n, Q, C] of the pixels that the pooling took: z, and which of the four it was
-  T *y, *gq;               // output, with the next layer's border; gradient before the norm [n, Q, C]
-  T *mean, *inv;           // [C] of z; 1 / sqrt(variance + eps), and until `activate` the sum of squared distances
+  T *zq, *index;           // [n, Q, C]: z of the pixels that the pooling took, and their places in the window, 0 to 3
+  T *y, *gq;               // output, with the next layer's border; gradient by y, after `norm_sums` by u [n, Q, C]
+  T *mean, *inv;           // [C]: z's mean; z's sum of squared distances, from `activate` on 1 / sqrt(variance + eps)
   T *mean_gu, *mean_gux;   // [C] means over all pixels of gq and of gq * normalised z
 };
 
-// Windows side by side: offsets of the first one's elements, in the arrays of each shape.
+// Adjacent windows: offsets of the first window's elements, in the arrays of each shape.
 struct Line { int64_t z, gz, q, y; int windows; };
 
-// Calls f(line) over the windows of a band, which is a pixel each without pooling.
+// Calls f(line) over the windows of a band.  Without pooling, each window is one pixel.
 template <class F> inline void each_line(const Layer& l, const Band& band, F f) {
   const int C = l.cout;
   if (!l.pool && !l.zborder && !l.yborder) {
@@ -40,7 +40,7 @@ template <class F> inline void each_line(const Layer& l, const Band& band, F f) 
   }
 }
 
-// Calls f(offset in z, offset in gz) over the pixels of a band that are in no window: those of an odd edge.
+// Calls f(offset in z, offset in gz) over the pixels of a band outside all windows, at an odd edge.
 template <class F> inline void each_edge(const Layer& l, const Band& band, F f) {
   if (!l.pool) return;
   const int C = l.cout;
@@ -65,9 +65,9 @@ template <class T, class F> inline void each_norm_block(const Layer& l, F f) {
   });
 }
 
-// Adds a band of z to the statistics, kept in s.mean and, as the sum of squared distances, in s.inv; pools it.
-// `before`: how many pixels were added already (Chan, Golub and LeVeque, 1979).
-// `Keep`: a backward pass will ask which pixel the pooling took.
+// Pools a band of z, and adds it to the statistics: the mean in s.mean, the sum of squared distances in s.inv.
+// `before`: the number of pixels that were added before (Chan, Golub and LeVeque, 1979).
+// `Keep`: store which pixel the pooling took, for a backward pass.
 template <class T, bool Keep = true>
 void observe(const Layer& l, const Band& band, const T* gamma, int64_t before, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
@@ -126,13 +126,13 @@ void observe(const Layer& l, const Band& band, const T* gamma, int64_t before, c
   });
 }
 
-// Calls f(band of an image) or, where all lies end to end, f(one band): for passes over windows alone.
+// Calls f(band) for each image, or for all images as one band if their maps are contiguous.
 template <class F> inline void each_image(const Layer& l, int n, F f) {
   if (!l.pool && !l.zborder && !l.yborder) return f(Band{0, 0, n * l.oh});
   for (int i = 0; i < n; ++i) f(Band{i, 0, l.oh});
 }
 
-// zq -> y, when all bands were observed.
+// zq -> y, after `observe` was called for all bands.
 template <class T> void activate(const Layer& l, int n, const T* gamma, const T* beta, T eps, const Saved<T>& s) {
   constexpr int lanes = Simd<T>::kLanes;
   const T leak = T(l.leak);
@@ -152,14 +152,14 @@ template <class T> void activate(const Layer& l, int n, const T* gamma, const T*
         for (int64_t i = 0, at0 = c0; i < line.windows; ++i, at0 += l.cout)
           for (int j = 0; j < NV; ++j) {
             const V<T> u = (at(s.zq + line.q + at0 + j * lanes) - mean[j]) * scale[j] + shift[j];
-            at(s.y + line.y + at0 + j * lanes) = u < 0 ? below_zero<T>(leak, u) : u;  // what is not a number stays so
+            at(s.y + line.y + at0 + j * lanes) = u < 0 ? below_zero<T>(leak, u) : u;  // NaN stays NaN
           }
       });
     });
   });
 }
 
-// z -> y for a band, by statistics that were known beforehand: all pixels of a window are normalised, then pooled.
+// z -> y for a band, by given statistics: all pixels of a window are normalised, then pooled.
 template <class T>
 void activate_given(const Layer& l, const Band& band, const T* gamma, const T* beta, T eps, const T* given_mean,
                     const T* given_variance, const Saved<T>& s) {
@@ -183,7 +183,7 @@ void activate_given(const Layer& l, const Band& band, const T* gamma, const T* b
           V<T> top = (at(from) - mean[j]) * scale[j] + shift[j];
           for (int k = 1; k < K; ++k) {
             const V<T> u = (at(from + corner.of[k]) - mean[j]) * scale[j] + shift[j];
-            top = (u > top) | (u != u) ? u : top;  // what is not a number stays so
+            top = (u > top) | (u != u) ? u : top;  // NaN stays NaN
           }
           at(s.y + line.y + int64_t(i) * C + c0 + j * lanes) = top < 0 ? below_zero<T>(leak, top) : top;
         }
@@ -191,7 +191,7 @@ void activate_given(const Layer& l, const Band& band, const T* gamma, const T* b
   });
 }
 
-// Takes gq through the activation; keeps its means, and adds the gradients of gamma and beta.
+// Takes gq back through the activation; stores its means, and adds the gradients of gamma and beta.
 template <class T> void norm_sums(const Layer& l, int n, const Saved<T>& s, T* ggamma, T* gbeta) {
   constexpr int lanes = Simd<T>::kLanes;
   const T leak = T(l.leak);

@@ -6,10 +6,10 @@
 
 namespace {
 
-// The tangent pass's own, for one layer of one task.
+// The tangent pass's own data, for one layer of one task.
 template <class T> struct Tangent {
-  T *dz, *dzq;            // [n, P, C] and [n, Q, C]: of z and zq
-  T *mean_dz, *mean_xdz;  // [C] means of dz and of normalised z * dz; sums until all bands were observed
+  T *dz, *dzq;            // [n, P, C] and [n, Q, C]: tangents of z and zq
+  T *mean_dz, *mean_xdz;  // [C] means of dz and of normalised z * dz; until `activate_tangent`, sums
 };
 
 template <class T> void observe_tangent(const Layer& l, const Band& band, const Saved<T>& s, const Tangent<T>& d) {
@@ -51,7 +51,7 @@ template <class T> void observe_tangent(const Layer& l, const Band& band, const 
   });
 }
 
-// dzq -> dy, when all bands were observed.
+// dzq -> dy, after `observe_tangent` was called for all bands.
 template <class T>
 void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, const T* dbeta, const Saved<T>& s,
                       const Tangent<T>& d, T* dy) {
@@ -81,7 +81,7 @@ void activate_tangent(const Layer& l, int n, const T* gamma, const T* dgamma, co
   });
 }
 
-// The derivative of <gz, dz> + <ggamma, dgamma> by z, with gq as it is: see docs/kernels.md.  Adds that by gamma.
+// Writes the derivative of <gz, dz> + <ggamma, dgamma> by z, and adds that by gamma; gq is fixed (docs/kernels.md).
 template <class T>
 void inject(const Layer& l, int n, const T* gamma, const T* dgamma, const Saved<T>& s, const Tangent<T>& d, T* of_gamma,
             T* of_z) {

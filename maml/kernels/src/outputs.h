@@ -1,4 +1,4 @@
-// The forward pass alone, task by task, for evaluation.
+// Only the forward pass, task by task, for evaluation.
 #pragma once
 
 #include <utility>
@@ -9,13 +9,13 @@
 
 namespace {
 
-constexpr int kChunkBytes = 256 << 10;  // of the largest map of the images that go through all layers together
+constexpr int kChunkBytes = 256 << 10;  // bytes of the largest map, for images that go through all layers together
 
-// images [tasks, n, C, H, W] -> features [tasks, n, F], by the statistics of each set, which are then written to `used`,
-// or by the `given` ones (not null).  Both are [tasks, layers, 2, C]: mean and biased variance.
+// images [tasks, n, C, H, W] -> features [tasks, n, F].  The norms use the `given` statistics.  If these are null, they
+// use each set's own statistics, and write them to `used`.  Both are [tasks, layers, 2, C]: mean and biased variance.
 //
-// Nothing is kept for a backward pass.  So two maps take turns, as a layer's input and its output; of a convolution
-// that pools only a band of its output exists; and a norm works in place.  (`Layer::passing` says so to geometry.h.)
+// Nothing is kept for a backward pass.  So two maps take turns as a layer's input and output, a layer that pools stores
+// only a band of z, and a norm works in place.  (`Layer::passing` selects this in geometry.h.)
 template <class T>
 void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<const T> params, const T* given,
              T* out, T* used) {
@@ -27,7 +27,7 @@ void outputs(const Plan& plan, int tasks, int n, const T* images, Parameters<con
     map = std::max(map, l.y_size(1));
     if (l.pool) band_size = std::max(band_size, int64_t(l.band + 1) * l.ow * l.cout);
   }
-  // By given statistics, images do not know of each other: a few go through all layers while they are in the cache.
+  // With given statistics, images are independent: a few go through all layers while they are in the cache.
   const int chunk = given ? int(std::clamp<int64_t>(kChunkBytes / int64_t(sizeof(T) * map), 1, n)) : n;
   T *one, *other, *band_z;
   Saved<T> s{};

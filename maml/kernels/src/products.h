@@ -1,21 +1,21 @@
-// Matrix products whose rows are found by tables: what a convolution is made of.
+// Matrix products that find their rows by tables.  A convolution consists of such products.
 #pragma once
 
 #include "vectors.h"
 
 namespace {
 
-// How many rows a kernel keeps in registers at once, beside kMaxVecs vectors of each: 6 x 4 accumulators of the 32
-// registers of AVX-512, 6 x 2 of 16.
+// How many rows a kernel keeps in registers at once, with kMaxVecs vectors for each row: 6 x 4 accumulators in the 32
+// registers of AVX-512, or 6 x 2 accumulators in 16 registers.
 constexpr int kMaxRows = 6;
-constexpr int kNarrowRows = 8;         // where there are fewer vectors than kMaxVecs
-constexpr int kOuterRows = 9;          // the same of an outer product: a kernel row of the first layer at once
-constexpr int kOuterBytes = 32 << 10;  // of an outer product's two operands: both fit in the first-level cache
+constexpr int kNarrowRows = 8;         // the same with fewer than kMaxVecs vectors
+constexpr int kOuterRows = 9;          // the same for an outer product: a kernel row of the first layer at once
+constexpr int kOuterBytes = 32 << 10;  // bytes of an outer product's two operands: both fit in the first-level cache
 
 // A row that is read and the row that it is added to.
 struct Pair { int32_t in, out; };
 
-// One operand of a product, addressed by row: `side` says which half of a pair is its row number.
+// One operand of a product, addressed by row: `side` is the half of a pair that holds the row number.
 template <class T> struct Rows {
   T* base;
   int width;  // elements from a row to the next

@@ -21,9 +21,9 @@ template <class T> struct Along {
   }
 };
 
-// <g, v> for g, what `backward` returns, and v of the parameters' shape, has a derivative by all that `backward` reads: by
-// the gradient of the features [n, F], by the parameters directly, and by the maps, which `forward` has made of the
-// parameters.  The last is written to `injected`, for `backward` to take in.  See docs/kernels.md.
+// Differentiates <g, v>, where g is the result of `backward` and v has the parameters' shape, by all that `backward`
+// reads: by the gradient of the features [n, F] into `of_gfeatures`, directly by the parameters into `direct`, and by
+// the maps of `forward` into `injected`.  A later call of `backward` reads `injected`.  See docs/kernels.md.
 template <class T>
 void along(const Plan& plan, int b, int n, Parameters<const T> params, const Kept<T>& task, Parameters<const T> v,
            const Along<T>& own, T* of_gfeatures, const Injected<T>& injected, Parameters<T> direct) {
@@ -42,7 +42,7 @@ void along(const Plan& plan, int b, int n, Parameters<const T> params, const Kep
     const Factors<T> along_v{k ? task.layers[k - 1].y : task.x, dweight};
     if (k) convolve<T>(l, n, {along_v, {own.dy, params(b, l.slot.weight)}}, d.dz, after);
     else convolve<T>(l, n, {along_v}, d.dz, after);  // images do not move
-    meet();  // the last dy is read
+    meet();  // all threads have read the last dy
     clear_border(own.dy, n, l.qh, l.qw, l.cout, l.yborder);
     activate_tangent(l, n, gamma, dgamma, v(b, l.slot.beta), s, d, own.dy);
     direct.cleared(b, l.slot.beta, 1, l.cout);
@@ -56,7 +56,7 @@ void along(const Plan& plan, int b, int n, Parameters<const T> params, const Kep
   pool_features(plan, n, own.dy, of_gfeatures);
 }
 
-// The same of all tasks: `kept` and `kept_back` are what `features` and `pull_back` left at the same parameters.
+// The same for all tasks.  `kept` comes from `features`, `kept_back` from `pull_back`, at the same parameters.
 template <class T>
 void along(const Plan& plan, int tasks, int n, Parameters<const T> params, T* kept, T* kept_back,
            Parameters<const T> v, T* of_gfeatures, Block<T> injected, Parameters<T> direct) {

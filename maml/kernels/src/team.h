@@ -1,8 +1,8 @@
-// Threads that compute one task together: OpenMP's.
+// OpenMP threads that compute one task together.
 //
-// Each has a share of the channels of every map, in whole vectors, and writes these alone: its sums are in the order in
-// which one thread has them, so results do not depend on how many there are.  They meet before one reads what others
-// have written.  What is said of no thread is computed by each, for its channels.
+// Each thread has a share of the channels of every map, in whole vectors, and writes only these channels.  The order
+// of sums is the same for any number of threads, so the results are the same.  Threads meet before one reads results of
+// others.  If a comment does not mention threads, each thread runs the function for its own channels.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace {
 
-// This thread's place in its team; alone it is all of one.
+// This thread's place in its team.  A thread without a team is a team of one.
 struct Member { int index = 0, size = 1; };
 thread_local Member member;
-thread_local int team_size = 1;  // of the teams that this thread makes, at most
+thread_local int team_size = 1;  // the most threads in a team that this thread makes
 
 struct Range { int first, last; };
 
@@ -25,13 +25,13 @@ inline Range share(int total) {
   return {int(int64_t(total) * member.index / member.size), int(int64_t(total) * (member.index + 1) / member.size)};
 }
 
-// Returns when all of the team have come.
+// Waits until all threads of the team have arrived.
 inline void meet() {
   if (member.size == 1) return;
 #pragma omp barrier
 }
 
-// Calls f in one thread, as if it were alone, between two meetings.
+// Calls f in one thread, as a team of one, between two meetings.
 template <class F> void by_one(F f) {
   const Member own = member;
   meet();
@@ -39,7 +39,7 @@ template <class F> void by_one(F f) {
   meet();
 }
 
-// Calls f in each thread of a team, this one among them.  f throws nothing.
+// Calls f in each thread of a team, including this thread.  f may not throw.
 template <class F> void together(F f) {
   if (team_size == 1) return f();
 #pragma omp parallel num_threads(team_size)

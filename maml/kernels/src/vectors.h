@@ -1,4 +1,4 @@
-// Vectors of this machine's registers, and how loops are cut into blocks of them.
+// Vectors as large as this machine's registers, and functions that cut loops into blocks of vectors.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ template <class T> struct Simd {
   static constexpr int kLanes = kVectorBytes / sizeof(T);
 };
 template <class T> using V = typename Simd<T>::V;
-// The vector that begins at p, which may lie anywhere.
+// The vector that begins at p.  p needs only the alignment of T.
 template <class T> inline V<T>& at(T* p) { return *reinterpret_cast<V<T>*>(p); }
 template <class T> inline const V<T>& at(const T* p) { return *reinterpret_cast<const V<T>*>(p); }
 
@@ -31,7 +31,7 @@ template <class T> inline Range own_channels(int channels) {
   return {vectors.first * lanes, vectors.last * lanes};
 }
 
-// Lets sums [rows, channels], of this thread's share of the channels, start at `from`; where it is null, at zero.
+// Sets sums [rows, channels], in this thread's share of the channels, to `from`, or to zero if `from` is null.
 template <class T> void start_sums(T* sums, int64_t rows, int channels, const T* from = nullptr) {
   const auto start = [&](int64_t first, int64_t count) {
     if (from) std::memcpy(sums + first, from + first, sizeof(T) * count);

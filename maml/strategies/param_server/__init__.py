@@ -1,7 +1,7 @@
 """``--strategy param-server``: rank 0 serves the model, the others train.
 
-``over_rpc`` has the server of all modes and its trainers, ``remote_forward`` those that call the
-model on the server, ``over_collectives`` the synchronous server without RPC.
+``over_rpc`` has the server of all modes and its trainers. ``remote_forward`` has trainers that call
+the model on the server. ``over_collectives`` has the synchronous server without RPC.
 """
 
 from typing import Literal
@@ -26,13 +26,13 @@ COMPONENTS = {
 
 
 class Flags:
-    """What the components of this file read, and no other."""
+    """Flags that only the components of this file read."""
 
     ps_mode: Literal["sync", "async", "backup"] = flag(
         "sync", "All gradients of a step; each as it arrives; or the first n - b of a step.", RESULT
     )
     ps_transport: Literal["rpc", "collective"] = flag(
-        "rpc", "RPC, or (sync alone) broadcast and gather.", WAY
+        "rpc", "RPC, or broadcast and gather (only in sync mode).", WAY
     )
     ps_forward: Literal["local", "remote"] = flag(
         "local", "Trainers pull the model, or call its forward (distributed autograd).", WAY
@@ -50,7 +50,7 @@ class Flags:
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:
-    """Return the parameter server that the flags ask for, ready to be entered."""
+    """Return the parameter server that the flags select, ready to be entered."""
     if world.size == 1:
         raise UserError("--strategy param-server: needs 2 processes: one serves, others train")
     if config.ps_transport == "collective":

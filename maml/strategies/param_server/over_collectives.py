@@ -1,7 +1,7 @@
 """``--ps-transport collective``: the synchronous server over broadcast and gather.
 
-As in the public synchronous parameter servers on torch.distributed: rank 0 broadcasts the step
-and the weights, the others push gradients, the server sums.
+The public synchronous parameter servers on torch.distributed work in the same way: rank 0
+broadcasts the step and the weights, the others push gradients, and the server sums them.
 """
 
 import torch
@@ -16,7 +16,7 @@ from maml.worker import Share, Worker
 
 
 class CollectiveServer(Collective):
-    """The server and, on the other ranks, a trainer. Tensors are on the CPU."""
+    """The server on rank 0, and a trainer on each other rank. Tensors are on the CPU."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
@@ -32,8 +32,8 @@ class CollectiveServer(Collective):
         return self.packing.to_share(torch.stack(shares[1:]).sum(0))
 
     def serve(self) -> None:
-        """Compute what the server orders, until it says that all is done."""
-        # A stop signal is the server's business, which hears of it.
+        """Compute what the server orders, until the server announces that all is done."""
+        # Only note a stop signal here: the heartbeat passes it to the server, which decides.
         self.stop.install()
         while n_ids := int(self._announce(torch.tensor(0))):
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
@@ -44,12 +44,12 @@ class CollectiveServer(Collective):
             self.worker.look_ahead(mine)
 
     def finish(self) -> None:
-        """Send everyone home."""
+        """On the server: tell all trainers that all is done."""
         if self.drives:
             self._announce(torch.tensor(0))
 
     def _announce(self, n_ids: Tensor) -> Tensor:
-        """Broadcast how many tasks come next, 0: none. No limit: the server may test for long."""
+        """Broadcast the number of the next tasks, 0 at the end. No limit: a test may be long."""
         with self.guard(limited=False):
             wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
         return n_ids
@@ -61,7 +61,7 @@ class CollectiveServer(Collective):
         return tensor
 
     def _gather(self, share: Tensor) -> list[Tensor]:
-        """Gather packed shares from all ranks; the list is empty but on rank 0."""
+        """Gather packed shares from all ranks; the list is empty except on rank 0."""
         shares = [torch.empty_like(share) for _ in range(self.world.size)] if self.drives else []
         with self.guard():
             dist.gather(share, shares if self.drives else None, dst=0)

@@ -1,9 +1,9 @@
 """``--strategy param-server`` over RPC: rank 0 serves, the others train.
 
 One RPC pushes a gradient and returns the next order with the updated model. As in PyTorch's
-tutorial on asynchronous execution, a push frees its thread at once; its answer is a future that is
-resolved later. The server's main thread alone decides: what it waits for, drops or sums is
-`ParameterServer.meta_step`; when to step is the outer loop's business, as for every strategy.
+tutorial on asynchronous execution, a push frees its thread at once; its answer is a future that the
+server resolves later. Only the server's main thread decides: `ParameterServer.meta_step` chooses
+what to wait for, drop or sum. The outer loop chooses when to step, as for every strategy.
 """
 
 import functools
@@ -29,9 +29,9 @@ from maml.worker import Share, Worker
 
 
 class Order(NamedTuple):
-    """From the server: the tasks ``ids [T]`` that a trainer computes next, for a step.
+    """The server's order to a trainer: compute the tasks ``ids [T]`` next, for a step.
 
-    ``params [P]`` is the step's model, flat; empty where it stays on the server.
+    ``params [P]`` is the step's model, flat; empty if the model stays on the server.
     """
 
     step: int
@@ -40,7 +40,7 @@ class Order(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of an order: its step, a packed share, and the bytes that were sent for it."""
+    """The result of an order: its step, a packed share, and the bytes sent for this result."""
 
     step: int
     flat: Tensor
@@ -48,9 +48,9 @@ class Result(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that arrived from ``rank``; ``answer``: the order that it now waits for, if any.
+    """An arrival from ``rank``. ``answer``: the future of the order that it waits for, if any.
 
-    An order that is None sends the trainer home.
+    None in place of an order tells the trainer to leave.
     """
 
     rank: int
@@ -60,17 +60,17 @@ class Event(NamedTuple):
 
 @rpc.functions.async_execution
 def _exchange(rank: int, result: Result | None) -> Future[Order | None]:
-    """Run on the server: push a result, get the next order; holds no thread meanwhile."""
+    """Run on the server: take a result, return the next order; hold no thread meanwhile."""
     return this(ParameterServer).exchange(rank, result)
 
 
 class ParameterServer(OverRpc):
-    """The server and, on the other ranks, a trainer.
+    """The server on rank 0, and a trainer on each other rank.
 
-    Modes (``--ps-mode``): sync sums the gradients of all trainers; backup those of the first
-    n − b that arrive; async returns each gradient as it arrives, unless it is too old. A gradient
-    carries the number of the step whose model it was computed with, and the count of its tasks:
-    the outer loop divides by the tasks that were summed, whichever they were.
+    Modes (``--ps-mode``): sync sums the gradients of all trainers. backup sums the first n − b
+    gradients that arrive. async returns each gradient as it arrives, unless it is too old. A
+    gradient carries the step number of its model and the count of its tasks. So the outer loop
+    divides by the number of tasks that were really summed.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -82,12 +82,12 @@ class ParameterServer(OverRpc):
                 f"{len(self.others)} trainers"
             )
         self.computing = self.others
-        # What arrives, in threads of RPC; the main thread takes it out.
+        # RPC's threads put arrivals in; the main thread takes them out.
         self.events = queue.SimpleQueue[Event]()
         self._closing = threading.Lock()
         self._idle: dict[int, Future[Order | None]] = {}
         self._step = 0
-        # async: the first meta-batch, how many were handed out since, and each rank's latest.
+        # async: the first meta-batch, the number of meta-batches handed out, each rank's latest.
         self._first_ids: Tensor | None = None
         self._handed_out = 0
         self._under_way: dict[int, Tensor] = {}
@@ -110,13 +110,13 @@ class ParameterServer(OverRpc):
         return self.config.meta_batch_size if of_all else super().part_size(rank)
 
     def publish(self, meta_params: Params) -> Tensor:
-        """Begin a step with this model; return what its orders carry of it."""
+        """Begin a step with this model; return the ``params`` of its orders."""
         return self.packing.params(meta_params)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Hand out the model and task ids; return the gradients that this mode waits for.
 
-        In async mode the tasks are those of the first gradient to arrive: a trainer gets a whole
+        In async mode, return the first gradient that arrives. There each trainer gets a whole
         meta-batch, so that a step is the mean over as many tasks as in every other mode.
         """
         began, self._waited = time.monotonic(), 0.0
@@ -132,7 +132,7 @@ class ParameterServer(OverRpc):
     def _sum_of_step(self, params: Tensor, ids: Tensor) -> Tensor:
         """Return the sum over the first n − b trainers' shares of this step."""
         parts = dict(zip(self.others, ids.tensor_split(len(self.others)), strict=True))
-        # With fewer tasks than trainers, some have none: they are neither asked nor waited for.
+        # With fewer tasks than trainers, some trainers get no order, and we do not wait for them.
         callers = {rank for rank, part in parts.items() if len(part)}
         shares: dict[int, Tensor] = {}
         asked: set[int] = set()
@@ -146,7 +146,7 @@ class ParameterServer(OverRpc):
                 shares[rank] = result.flat
             elif result is not None:
                 self._dropped += 1
-        # In the order of ranks, not of arrival: a repeated run has the same bits.
+        # Sum in the order of ranks, not of arrival, so that a repeated run has the same bits.
         return functools.reduce(torch.add, (shares[rank] for rank in sorted(shares)))
 
     def _first_to_arrive(self, params: Tensor, ids: Tensor) -> Tensor:
@@ -171,11 +171,11 @@ class ParameterServer(OverRpc):
             self._dropped += 1
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return, in async mode, those of the gradient that arrived."""
+        """Return ``ids``; in async mode, the ids of the gradient that arrived."""
         return self._taken_in if self.config.ps_mode == "async" else ids
 
     def _take(self, deadline: float, missing: Set[int]) -> Event:
-        """Return what arrives next, from the ``missing`` or others; keep account of it."""
+        """Return and count the next arrival of any rank; a timeout names ``missing`` ranks."""
         began, event = time.monotonic(), None
         while event is None:
             left = deadline - self.liveness.clock.now()
@@ -191,7 +191,7 @@ class ParameterServer(OverRpc):
         return event
 
     def _give(self, rank: int, ids: Tensor, params: Tensor) -> None:
-        """Answer ``rank``, which waits."""
+        """Send an order to ``rank``, which waits for it."""
         self.wire_bytes += ids.nbytes + params.nbytes
         self._idle.pop(rank).set_result(Order(self._step, ids, params))
 
@@ -200,7 +200,7 @@ class ParameterServer(OverRpc):
         self._staleness = Counter[int]()
 
     def report(self) -> dict[str, Any]:
-        """Bytes, seconds that the server was busy, dropped gradients, staleness by age."""
+        """Return bytes, the server's busy seconds, dropped gradients, and staleness by age."""
         row = super().report() | {"server_seconds": self._busy}
         if self.config.ps_mode != "sync":
             row["dropped"] = self._dropped
@@ -211,7 +211,7 @@ class ParameterServer(OverRpc):
         return row
 
     def send_home(self) -> None:
-        """Order all trainers to leave: who has asked for an order, and who asks from now on."""
+        """Tell all trainers to leave: those that wait for an order, and those that come later."""
         with self._closing:
             self.finished.set()
         answers: list[Future[Order | None] | None] = [*self._idle.values()]
@@ -222,20 +222,20 @@ class ParameterServer(OverRpc):
                 answer.set_result(None)
 
     def serve(self) -> None:
-        """Do what the server orders, until it says that all is done."""
+        """Do what the server orders, until the server announces that all is done."""
         self.stop.install()
         order = self._next_order(None, None)
         while order is not None:
             order = self._next_order(self.compute(order), order)
 
     def compute(self, order: Order) -> Result | None:
-        """Compute the share of an order; return it, unless it is delivered already."""
+        """Compute the share of an order; return the result, or None if it is already delivered."""
         params = self.packing.to_params(order.params)
         flat = self.packing.share(self.worker.share(params, order.ids, self.worker.learner)).cpu()
         return Result(order.step, flat, flat.nbytes)
 
     def _next_order(self, result: Result | None, done: Order | None) -> Order | None:
-        """Push what came of ``done``, wait for the next order, for as long as the server lives."""
+        """Push the ``result`` of order ``done``; wait for the next order while the server lives."""
         arrived = threading.Event()
         # 0: no time limit; a server may test for minutes while its trainers wait.
         answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)

@@ -1,9 +1,9 @@
-"""``--ps-forward remote``: the model stays on the server, trainers call its forward over RPC.
+"""``--ps-forward remote``: the model stays on the server; trainers call its forward over RPC.
 
-PyTorch's RPC parameter server: a trainer sends its tasks through the server's forward, and the
-backward leaves the gradients on the server, within a distributed-autograd context. There
-`DistributedOptimizer` hands them to the outer loop: so a step, and its place in checkpoints, are
-those of every other strategy.
+This is PyTorch's RPC parameter server. A trainer sends its tasks through the server's forward pass.
+The backward pass leaves the gradients on the server, in a distributed-autograd context. There
+`DistributedOptimizer` hands the gradients to the outer loop. So a step and its checkpoints are as
+with every other strategy.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from maml.worker import Batch, Share, Worker
 class RemoteForward(ParameterServer):
     """The server with its model, and trainers that call it.
 
-    On the server, ``leaf`` is the leaf of the graph, all parameters in one; its values are never
-    read. ``pending`` has of each trainer's forward what is known before its gradients come: a
-    result with the totals alone.
+    On the server, ``leaf`` is the leaf of the graph: one tensor for all parameters, whose values
+    are never read. ``pending`` holds a result for each trainer's forward pass, with only the totals
+    until the gradients come.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -41,16 +41,16 @@ class RemoteForward(ParameterServer):
         self.pending: dict[int, Result] = {}
         self._model: tuple[int, Params] | None = None
         self._optimizer: Any = None
-        # One for each trainer: its forward may run beside another's, or beside an evaluation.
+        # One learner per trainer: the forwards of several, and an evaluation, may run at once.
         ranks = self.others if self.drives else ()
         self._learners = {rank: copy.deepcopy(worker.learner) for rank in ranks}
 
     def share_sizes(self) -> set[int]:
-        """On the server, the parts of all trainers."""
+        """Return the sizes of all trainers' parts on the server, and none on a trainer."""
         return {self.part_size(rank) for rank in self.others} if self.drives else set()
 
     def publish(self, meta_params: Params) -> Tensor:
-        """Let trainers call the forward of this step's model: a copy, as the outer loop steps."""
+        """Let trainers call the forward of a copy: the outer loop changes the model itself."""
         self._model = self._step, {name: t.detach().clone() for name, t in meta_params.items()}
         return torch.empty(0)
 
@@ -66,19 +66,19 @@ class RemoteForward(ParameterServer):
         with torch.enable_grad():
             totals: Tensor = OuterLosses.apply(share, self.packing, self.leaf).sum(0)
         wire_bytes = sum(x.nbytes for batch in batches for x in tree_leaves(batch.tasks))
-        # A gradient belongs to the step that ordered it, as its tasks do: one that comes when that
-        # step is over is late, although it is of a newer model. But async takes any tasks.
+        # A gradient and its tasks belong to the step that ordered them. After that step it is
+        # late, even if its model is newer. But async takes any tasks: its model's step counts.
         step = at if self.config.ps_mode == "async" else step
         self.pending[rank] = Result(step, totals.detach(), wire_bytes)
         return totals
 
     def serve(self) -> None:
-        """As every trainer; the references to the server's model end before this process leaves."""
+        """Serve as every trainer does; then drop the references to the server's model."""
         super().serve()
         self._optimizer = None
 
     def compute(self, order: Order) -> None:
-        """Call forward, backward and step for the tasks of ``order``; the result is delivered."""
+        """Call forward, backward and step for the tasks of ``order``; step delivers the result."""
         batches = list(self.worker.training_tasks(order.ids))
         with self.guard():
             if self._optimizer is None:
@@ -89,16 +89,16 @@ class RemoteForward(ParameterServer):
                 self._optimizer.step(context)
 
     def _on_server(self) -> Any:
-        # Here, as it takes every process that imports it 0.7 s, and few need it.
+        # Imported here, because the import takes 0.7 s in each process, and few processes need it.
         from torch.distributed.optim import DistributedOptimizer
 
-        # It warns that the optimizer is not compiled; ours only hands over.
+        # The class warns that the optimizer is not compiled, but ours only hands gradients over.
         logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
         return DistributedOptimizer(HandOver, [rpc.rpc_sync(0, _parameters)], self.world.rank)
 
 
 def _parameters() -> rpc.RRef[Tensor]:
-    """Run on the server: a reference to the model's parameters."""
+    """Run on the server: return a reference to the model's parameters."""
     return rpc.RRef(this(RemoteForward).leaf)
 
 
@@ -109,13 +109,13 @@ def _forward(rank: int, step: int, batches: list[Batch]) -> Tensor:
 
 
 class HandOver:
-    """The optimizer that `DistributedOptimizer` makes on the server: the outer loop's hand."""
+    """The optimizer that `DistributedOptimizer` makes on the server; it passes gradients on."""
 
     def __init__(self, leaves: list[Tensor], rank: int) -> None:
         self._leaves, self._rank = leaves, rank
 
     def step(self) -> None:
-        """Deliver the gradients of ``rank``'s context, with the sums of its forward."""
+        """Deliver the gradients of the trainer's context, together with the sums of its forward."""
         server = this(RemoteForward)
         found = server.pending.pop(self._rank)
         (leaf,) = self._leaves

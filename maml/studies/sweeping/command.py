@@ -16,15 +16,15 @@ from maml.studies.sweeping.sweep import next_point
 
 ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64
-"""So many points are tried against the program's flags before anything is run."""
+"""At most this many points, after the first, are checked before any trial runs."""
 
 
 def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]:
     """Return the words of a trial's command line.
 
-    By ``run_dir`` a sweep finds what a trial has done, and a trial that is started again goes on.
-    A UserError names the file, for a macro that is not known; or, unless the file is trusted, for a
-    program that is not ours, or a word that may name code.
+    With ``run_dir``, the sweep finds the trial's results, and a restarted trial continues. Raise
+    UserError, which names the file, for an unknown macro; if the file is not trusted, also for a
+    program that is not ours or for a word that may name code.
     """
     words = _words(file, point)
     if not file.trusted and (why := _code_in(words)):
@@ -33,7 +33,7 @@ def command_of(file: SweepFile, point: Point, run_dir: Path | None) -> list[str]
 
 
 def _code_in(words: list[str]) -> str:
-    """Say what in a trial's command line may run code that its reader did not name; "": nothing."""
+    """Describe what in a trial's command line may run code other than ours; "" if nothing may."""
     begun = [word for word in words[:2] if word not in ("/usr/bin/env", sys.executable)]
     name, *arguments = [*begun, *words[2:], ""]
     program = Path(name).resolve()
@@ -44,7 +44,7 @@ def _code_in(words: list[str]) -> str:
     if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     for word in arguments:
-        # As in --network=my_file:Net. What is no name may follow a colon: cuda:0.
+        # As in --network=my_file:Net. A digit after the colon is no name, as in cuda:0.
         if re.search(r":(?!\d)", word):
             return f"it names code to import: {word} (no SHA-256 was recorded)"
         if re.match(r"[-+]*trust(=|$)", word):
@@ -53,7 +53,7 @@ def _code_in(words: list[str]) -> str:
 
 
 def _file_of(module: str) -> Path:
-    """Return which file ``python -m`` runs: it looks in the current folder first."""
+    """Return the file that ``python -m`` runs; Python looks in the current folder first."""
     package = module.partition(".")[0]
     here = Path.cwd().resolve()
     shadowed = any((here / name).exists() for name in (package, f"{package}.py"))
@@ -61,7 +61,7 @@ def _file_of(module: str) -> Path:
 
 
 def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
-    """Return the words of a command line, macros filled in; raises as `command_of`."""
+    """Return the words of a command line with macros filled in; errors as in `command_of`."""
     plain = {name: f"{name}={value}" for name, value in values.items()}
     no_flags = {n: n if values[n] is True else word for n, word in plain.items()}
     macros = {
@@ -85,19 +85,19 @@ def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
 
 
 def _program(file: SweepFile) -> str:
-    """Return where the program is: as the file says, or beside this one's own."""
+    """Return the program's path: as the file gives it, or else in this repository."""
     program = str(file.said.get("program", ""))
     ours = REPOSITORY / program
     return str(ours) if not Path(program).exists() and ours.is_file() else program
 
 
 def check(file: SweepFile) -> None:
-    """Try the flags of each value where the program is train_maml.py, before any trial does."""
+    """Parse the flags of each value before any trial runs, if the program is train_maml.py."""
     if "${program}" in file.command and not Path(_program(file)).is_file():
         raise UserError(f"{file.path}: program: there is no {_program(file)} here")
     first = next_point(file, [], "")
     assert first is not None
-    # Each value once, the others as they are in the first point.
+    # Each value once; the other parameters keep their values of the first point.
     each = (first | {name: value} for name, values in file.values.items() for value in values or ())
     for point in [first, *itertools.islice(each, CHECKED)]:
         words = command_of(file, point, None)

@@ -1,4 +1,4 @@
-"""A sweep's file, in W&B's own format: read, and refused in one line where it cannot be run."""
+"""Read a sweep's file, in W&B's format; refuse it in one line if it cannot be run."""
 
 import inspect
 import itertools
@@ -22,7 +22,7 @@ from maml.errors import UserError
 
 METHODS = ("grid", "random", "bayes")
 IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project", "name")
-"""What W&B reads and a sweep without a server has no use for."""
+"""Keys that W&B reads, but that a sweep without a server does not need."""
 KNOWN = (
     "method", "parameters", "program", "command", "metric", "early_terminate", "run_cap", *IGNORED
 )  # fmt: skip
@@ -39,29 +39,29 @@ class SweepFile:
 
     path: Path
     said: dict[str, Any]
-    """Its content, to tell later whether it has changed."""
+    """The file's content, to detect later changes."""
     method: str
     space: dict[str, BaseDistribution]
-    """What each flag of the program is drawn from, by name, as W&B goes through them."""
+    """The distribution of each flag of the program, by name, in W&B's order."""
     values: dict[str, Sequence[Any] | None]
-    """All values that each may have, in order; None where there is no end of them."""
+    """All values of each flag, in order; None if they cannot be listed."""
     metric: str
-    """What trials are ranked by: ``<split>/<metric>``, as the loggers name it."""
+    """The metric that ranks trials: ``<split>/<metric>``, as the loggers name it."""
     goal: Literal["minimize", "maximize"]
     command: tuple[str, ...]
-    """Macros are not filled in."""
+    """The words of the command; macros are not filled in."""
     pruner: BasePruner
     trusted: bool
-    """Whether it may name other programs than ours, and code of a user's own."""
+    """Whether the file may name other programs than ours, and a user's own code."""
 
     def grid(self) -> Iterator[Point]:
-        """Yield the points where all values are known, the last parameter's changing fastest."""
+        """Yield all points, if all values are known; the last parameter changes fastest."""
         for point in itertools.product(*(each or [] for each in self.values.values())):
             yield dict(zip(self.space, point, strict=True))
 
     @property
     def size(self) -> int | None:
-        """How many points there are; None where there is no end of them."""
+        """The number of points; None if they cannot be listed."""
         each = self.values.values()
         return None if None in each else math.prod(len(values or ()) for values in each)
 
@@ -85,7 +85,7 @@ def setting_of(point: Point, names: Iterable[str]) -> str:
 
 
 def read(path: Path, *, trust: bool = False) -> SweepFile:
-    """Read a sweep's file; a UserError names what in it cannot be."""
+    """Read a sweep's file; a UserError names the wrong entry."""
     try:
         return _read(path, yaml.safe_load(path.read_text(encoding="utf-8")), trust)
     except OSError as error:
@@ -106,12 +106,12 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
         raise ValueError(f"method: {method!r} is not one of {', '.join(METHODS)}")
     if type(run_cap) is not int or run_cap < 1:
         raise ValueError(f"run_cap: {run_cap!r} is not a whole number of at least 1")
-    # Sorted: the order in which W&B goes through a grid.
+    # Sorted, because W&B goes through a grid in this order.
     space = {name: _parameter(name, facts) for name, facts in sorted(said["parameters"].items())}
     values = {name: _values_of(each) for name, each in space.items()}
     for name, known in values.items():
         if method == "grid" and known is None:
-            raise ValueError(f"parameters: {name}: a grid needs an end of values")
+            raise ValueError(f"parameters: {name}: a grid needs a finite number of values")
     metric, goal = _metric(said.get("metric"))
     pruner = _pruner(said.get("early_terminate"))
     command = _command(said)
@@ -142,7 +142,7 @@ def _command(said: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _pruner(said: Any) -> BasePruner:
-    """Return Optuna's rule that stands for W&B's: Hyperband without its brackets."""
+    """Return Optuna's counterpart of W&B's rule: Hyperband without its brackets."""
     if said is None:
         return NopPruner()
     form = "early_terminate: must be {type: hyperband, min_iter: 2, eta: 3}"
@@ -167,7 +167,7 @@ def _among(values: list[Any]) -> CategoricalDistribution:
 
 
 def _between(min: Any, max: Any, *, log: bool = False, q: float | None = None) -> FloatDistribution:
-    low, high = float(min), float(max)  # YAML reads 1e-3 as a text
+    low, high = float(min), float(max)  # YAML reads 1e-3 as text
     if not -math.inf < low < high < math.inf:
         raise ValueError(f"min {min} must be below max {max}")
     return FloatDistribution(low, high, log=log, step=q)
@@ -190,7 +190,7 @@ KINDS: dict[str, Callable[..., BaseDistribution]] = {
     "log_uniform": lambda min, max: _between(math.exp(min), math.exp(max), log=True),
     "log_uniform_values": lambda min, max: _between(min, max, log=True),
 }
-"""The table: from what the file says of a parameter, what Optuna draws from."""
+"""Maps each of W&B's distributions to a function that makes Optuna's."""
 
 
 def _parameter(name: Any, said: Any) -> BaseDistribution:
@@ -212,7 +212,7 @@ def _parameter(name: Any, said: Any) -> BaseDistribution:
 
 
 def _usual(said: dict[str, Any]) -> str:
-    """Return the distribution that is meant where none is named, as W&B reads it."""
+    """Return the distribution that W&B assumes if the file names none."""
     if "value" in said:
         return "constant"
     if "values" in said:

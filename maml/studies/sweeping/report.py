@@ -1,4 +1,4 @@
-"""``report.md`` of a sweep: every setting, what each parameter does, which differences hold."""
+"""Write a sweep's ``report.md``: all settings, each parameter's effect, which differences hold."""
 
 import textwrap
 from pathlib import Path
@@ -17,11 +17,11 @@ from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
 
 COMPARED = 12
-"""So many settings, the best, are compared with the best one."""
+"""At most this many of the best settings are compared."""
 
 
 def write(sweep: Sweep) -> Path:
-    """Write the report of what is over so far, with its figures; return the file."""
+    """Write the report of the trials that have a metric, with figures; return its path."""
     ended = [trial for trial in sweep.trials() if trial.record.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
@@ -100,17 +100,17 @@ def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
 
 
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
-    """Compare settings with the best, on test tasks; "" where they were tested on none."""
+    """Compare settings with the best on test tasks; "" if they have no test tasks in common."""
     runs = {
         name: [read(trial.run_dir) for trial in trials if (trial.run_dir / TESTED).is_file()]
         for name, trials in [*settings.items()][:COMPARED]
     }
     try:
         arms = [arm_of(name, tested) for name, tested in runs.items() if tested]
-        # Of a sweep over shots, say, only those with as many are tested on the same tasks.
+        # In a sweep over shots, for example, only settings with equal shots share test tasks.
         alike = [arm for arm in arms if not other_tasks(arms[0].first, arm.first)]
         said = "".join(compare.compared(alike, folder)) if len(alike) > 1 else ""
-    except UserError as error:  # a test whose losses are no numbers, say
+    except UserError as error:  # for example, a test loss is NaN
         said = f"Not compared on test tasks: {error}."
     if not said:
         return ""

@@ -1,10 +1,10 @@
-"""A sweep's folder: its trials, their states, who takes which, and which point comes next.
+"""A sweep's folder: its trials, their states, the workers that take them, and the next point.
 
-sweep.yaml     the file, as it was when the sweep was last continued
-journal.log    Optuna's journal: what is known of every trial
+sweep.yaml     a copy of the file from the sweep's latest start
+journal.log    Optuna's journal: all facts about every trial
 trials/0007/   the run directory of trial 7
-logs/0007.log  what it printed
-locks/0007     held, with signs of life, by the process that works on it
+logs/0007.log  the output of trial 7
+locks/0007     the lock of the process that works on trial 7, with its signs of life
 """
 
 import contextlib
@@ -31,40 +31,40 @@ from maml.studies.sweeping import file as files
 from maml.studies.sweeping.file import Point, SweepFile
 
 GRACE = 30.0
-"""Seconds after which a silent process is given up, as Optuna's locks are."""
+"""Seconds after which a silent process counts as lost; Optuna's locks use the same time."""
 WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
     "waiting", "running", "finished", "stopped early", "failed", "lost"
 )  # fmt: skip
-"""What a trial may be. Lost: its worker has ended without a word; the next one takes it up."""
+"""The states of a trial. Lost: its worker ended without a record; the next worker takes it up."""
 RECORDED = {
     WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
     FINISHED: TrialState.COMPLETE, STOPPED: TrialState.PRUNED,
 }  # fmt: skip
-"""Optuna's states. Of one that has failed nothing could change any more, not even by --retry: so a
-trial that has failed waits there, with the reason."""
+"""Optuna's state for each of ours. Optuna could not change a failed trial any more, even with
+--retry. So a failed trial waits there, and the reason for its failure is stored with it."""
 FIXED = ("method", "metric", "program", "command", "early_terminate")
-"""What must not change in a file once trials were run."""
+"""The keys of a file whose values must not change after the first trial."""
 TRIES = 100
-"""Draws of a point before those that are left are listed, where they can be."""
+"""Random draws for a new point. If all draws are old points, take the first new grid point."""
 
 
 class Trial(NamedTuple):
     """A trial, as it is now."""
 
     record: FrozenTrial
-    """Optuna's: its number, its parameters, its metric and why it failed."""
+    """Optuna's record: number, parameters, metric and the reason for a failure."""
     state: str
     run_dir: Path
     log: Path
     hold: ExitStack
-    """Keeps it this process's until it is closed, where `Sweep.take` returned it."""
+    """If `Sweep.take` returned the trial: this process holds the trial until ``hold`` is closed."""
 
 
 class Sweep:
-    """A sweep in ``folder``, for many processes; the name of its Optuna ``study`` is its own."""
+    """A sweep in ``folder`` for many processes; the name of its Optuna ``study`` is unique."""
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
-        """Begin in ``folder``, or continue what is there, if that is a part of ``file``."""
+        """Begin in ``folder``, or continue the sweep there, if ``file`` equals or extends it."""
         for part in ("", "trials", "logs", "locks"):
             make_folder(folder / part, "--folder")
         self.folder, self.file = folder, file
@@ -85,7 +85,7 @@ class Sweep:
             write_text(folder / "sweep.yaml", file.path.read_text(encoding="utf-8"))
 
     def _misfit(self) -> str:
-        """Say why the file is not that of this sweep; "" where it is, or it was extended."""
+        """Say why the file does not fit this sweep; "" if the file equals or extends it."""
         records = self.study.get_trials(deepcopy=False)
         if any("reason" not in record.user_attrs for record in records):
             return "it was begun by an earlier version of this program"
@@ -118,16 +118,16 @@ class Sweep:
         return Trial(record, state, *folders, ExitStack())
 
     def _held(self, trial: Trial) -> Trial:
-        """Return a trial as this process's: others see that it is, for as long as it lives."""
+        """Hold a trial for this process; other processes see this while this process lives."""
         path = self.folder / "locks" / f"{trial.record.number:04d}"
-        path.touch()  # where there are no locks, too
+        path.touch()  # the file must exist, even in a folder without locks
         trial.hold.enter_context(Lock(path).held())
         return trial._replace(state=RUNNING)
 
     def take(self, total: int | None) -> Trial | None:
-        """Return a trial that is this process's from here on: lost, waiting or new; or None.
+        """Take a lost, waiting or new trial for this process and return it; None if none is left.
 
-        ``total``: how many trials there are to be in all; None: as the file's run_cap says.
+        ``total`` is the number of trials in all; None means the file's run_cap.
         """
         with _alone(self.folder / "next"):
             trials = self.trials()
@@ -143,7 +143,7 @@ class Sweep:
             point = next_point(self.file, past, self.study.study_name)
             if point is None or self.to_come(total, trials) == 0:
                 return None
-            # One line of the journal, so that there is all of it or nothing.
+            # One line of the journal, so that a crash leaves all of the trial or nothing.
             record = create_trial(
                 state=TrialState.RUNNING, params=point, distributions=self.file.space,
                 user_attrs={"reason": ""},
@@ -152,7 +152,7 @@ class Sweep:
             return self._held(self.trials()[-1])
 
     def does_badly(self, trial: Trial, values: list[float]) -> bool:
-        """Record a running trial's metric so far; return whether the trial is to be ended early."""
+        """Record a running trial's metric so far; return whether the trial should end early."""
         worst = -math.inf if self.file.goal == "maximize" else math.inf
         live = optuna.Trial(self.study, trial.record._trial_id)
         known = len(self._storage.get_trial(live._trial_id).intermediate_values)
@@ -163,10 +163,10 @@ class Sweep:
         return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial ended, and give it back; `WAITING`: the next one continues it."""
+        """Record how a trial ended, and release it; the next worker continues a `WAITING` trial."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
-            if self._storage.get_trial(id).state == TrialState.RUNNING:  # else it was given up
+            if self._storage.get_trial(id).state == TrialState.RUNNING:  # if not, others ended it
                 self._storage.set_trial_user_attr(id, "reason", reason)
                 values = None if value is None else [value]
                 self._storage.set_trial_state_values(id, RECORDED[state], values)
@@ -180,13 +180,13 @@ class Sweep:
             return len(failed)
 
     def to_come(self, total: int | None, trials: list[Trial]) -> int | None:
-        """Return how many trials are not begun yet; None where there is no end of them."""
+        """Return how many trials are not begun yet; None if their number has no limit."""
         cap = self.file.said.get("run_cap") if total is None else total
         known = [n for n in (cap, self.file.size) if n is not None]
         return max(0, min(known) - len(trials)) if known else None
 
     def progress(self, total: int | None) -> str:
-        """Return the trials so far in a line."""
+        """Return one line with the number of trials in each state."""
         trials = self.trials()
         counts = {state: sum(trial.state == state for trial in trials) for state in STATES}
         parts = [f"{n} {state}" for state, n in counts.items() if n]
@@ -196,11 +196,11 @@ class Sweep:
 
 
 def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> Point | None:
-    """Return the next point, by the file and what was run alone; None where all were chosen.
+    """Return the next point, which depends only on the arguments; None if all points were chosen.
 
-    A grid's points come in W&B's order. Optuna's own GridSampler shuffles them, and repeats some
-    where several processes ask or values were added. ``identity``: the sweep's own name; another
-    sweep of the same file draws other points.
+    A grid's points come in W&B's order. Optuna's GridSampler shuffles them, and repeats some if
+    several processes ask or if values were added. ``identity`` is the sweep's unique name, so that
+    another sweep of the same file draws other points.
     """
     seen = [trial.params for trial in past]
     if file.method != "grid" and (file.size is None or len(seen) < file.size):
@@ -213,17 +213,17 @@ def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> P
 
 
 def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.Study:
-    """Return a study that knows what all workers have done, and draws from the file's bounds."""
+    """Return a study that has the trials of all workers and draws within the file's bounds."""
     sampler: BaseSampler = RandomSampler(seed)
     if file.method == "bayes":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            # Where others still run, to come near them is as if it were known to be bad.
+            # With constant_liar, points near running trials count as bad, so workers spread out.
             sampler = TPESampler(seed=seed, constant_liar=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction=file.goal, sampler=sampler)
     for trial in past:
-        # One that waits would be what is asked for next. The file may have had wider bounds.
+        # `ask` would return a waiting trial. ValueError: the file had wider bounds before.
         if trial.state != TrialState.WAITING:
             with contextlib.suppress(ValueError):
                 study.add_trial(
@@ -237,18 +237,18 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Let one process at a time, of all that share a folder, be within this context."""
+    """Admit one process at a time, of all that share a folder, to this context."""
     lock = JournalFileOpenLock(str(path))
     lock.acquire()
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # this process was stopped, and given up
+        with contextlib.suppress(RuntimeError):  # this process was suspended and lost its lock
             lock.release()
 
 
 def _journal(path: Path) -> JournalStorage:
-    """Open Optuna's journal, without a last line that a power cut left half: nobody acted on it."""
+    """Open Optuna's journal; drop a last line that a power cut left incomplete and thus unused."""
     with _alone(path), open(path, "ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -262,7 +262,7 @@ def _journal(path: Path) -> JournalStorage:
 
 
 def _is_held(path: Path) -> bool:
-    """Say whether a process holds a lock; without locks: gave a sign of life within `GRACE` s."""
+    """Return whether a process holds a lock or, without locks, gave a sign of life in `GRACE` s."""
     with contextlib.suppress(FileNotFoundError):
         try:
             return Lock(path).is_held()

@@ -29,7 +29,7 @@ T = TypeVar("T")
 LOOK = 0.2
 """Seconds between two looks at a running trial."""
 PATIENCE = 60.0
-"""Seconds that a trial may take to save what it has done, once it is told to stop."""
+"""Seconds that a trial has to save its work after a stop signal."""
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
 say = partial(print, flush=True)
@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def share(whole: list[T], worker: int, workers: int) -> list[T]:
-    """Return a worker's part of the cores or GPUs; of too few, one that others have, too."""
+    """Return a worker's part of the cores or GPUs; if there are too few, workers share one."""
     return whole[worker::workers] or whole[worker % max(1, len(whole)) :][:1]
 
 
@@ -50,7 +50,7 @@ class Workers:
         self._stop, self._ending = StopRequest(), False
 
     def run(self, workers: int) -> str | None:
-        """Run until there is nothing left to take; return the name of the signal that ended it."""
+        """Run until no trial is left; return the name of the signal that stopped it, or None."""
         self._stop.install()
         with ThreadPoolExecutor(workers) as pool:
             working = [pool.submit(self._work, each, workers) for each in range(workers)]
@@ -68,7 +68,7 @@ class Workers:
             count = torch.cuda.device_count() if seen is None else 0
             whole = [*map(str, range(count))] if seen is None else seen.split(",")
             gpus = {"CUDA_VISIBLE_DEVICES": ",".join(share(whole, worker, workers))}
-            # This thread's, and so its trials'.
+            # This thread's cores; its trials inherit them.
             os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), worker, workers))
         while not self._stop and not self._ending:
             trial = self._sweep.take(self._total)
@@ -76,7 +76,7 @@ class Workers:
                 with trial.hold:
                     self._do(trial, gpus)
             elif any(each.state == LOST for each in self._sweep.trials()):
-                time.sleep(1.0)  # its training ends in a moment
+                time.sleep(1.0)  # the training of a lost trial ends soon
             else:
                 return
 
@@ -86,7 +86,7 @@ class Workers:
         shown = f"trial {record.number} ({setting_of(record.params, file.varied)})"
         state, reason, value = FINISHED, "", None
         status = directory.read_status(trial.run_dir)
-        # Its worker may have been killed before it could say so.
+        # The trial may be finished already, if its worker was killed before it recorded that.
         if status is None or status["state"] != "finished":
             again = " goes on" if trial.run_dir.is_dir() else ""
             say(f"{shown}{again}: {trial.run_dir}")
@@ -99,7 +99,7 @@ class Workers:
                 state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
         self._sweep.end(trial, state, value, reason)
         if state == WAITING:
-            # A scheduler that tells a trial to stop tells all processes of its job.
+            # A scheduler sends a stop signal to all processes of a job, so end this process, too.
             self._ending = True
             say(f"{shown}: it was told to stop; it waits to be continued")
         else:
@@ -134,7 +134,7 @@ class Workers:
         return FAILED, _reason(code, trial.log)
 
     def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
-        """Wait for the end of a trial's process; return as what it was told to end, if so."""
+        """Wait for a trial's process; return the state that it was told to end in, or ""."""
         asked, deadline, size = "", math.inf, 0
         rows, file = trial.run_dir / "metrics.jsonl", self._sweep.file
         while process.poll() is None and time.monotonic() < deadline:
@@ -154,7 +154,7 @@ class Workers:
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:
-    """Return what a run is ranked by, its last value or that of the model it tests; None: none."""
+    """Return the value that ranks a run: the last, or the tested model's; None without values."""
     values = history(read_rows(run_dir / "metrics.jsonl"), metric)
     if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
         config = directory.read_config(run_dir)
@@ -165,13 +165,13 @@ def value_of_run(run_dir: Path, metric: str) -> float | None:
 
 
 def _end_with_the_worker() -> None:
-    """In a trial's process, before its program: stop when the thread that started it is gone."""
+    """In a trial's process, before its program: stop when the thread that started it ends."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(code: int, log: Path) -> str:
-    """Say why a program ended badly: its own line about it, as far as it has one."""
+    """Return why a program failed: the signal, or else its last error line or last line."""
     if code < 0:
         return f"killed by {signal.Signals(-code).name}" + " (out of memory?)" * (code == -9)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""The site of these pages: `python -m sphinx -W docs build/docs` (launch/check does it, too).
+"""Settings of the site: `python -m sphinx -W docs build/docs` builds it, as launch/check does.
 
-The pages are plain Markdown, to be read on GitHub as well. A link to another file of the repository
-becomes a download; one to a folder, or to a page outside docs/, becomes plain text.
+The pages are plain Markdown, so that GitHub shows them, too. A link to another file of the
+repository becomes a download; a link to a folder or to a page outside docs/ becomes plain text.
 """
 
 import re
@@ -22,7 +22,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
 
-# Docstrings: `name` leads to what it names, if that is on the site.
+# In docstrings, `name` links to the object of that name, if the object is on the site.
 default_role = "py:obj"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -33,7 +33,7 @@ python_maximum_signature_line_length = 88
 
 
 def contents(app, name, source):
-    """Let the first page's lists be the site's contents: one heading, one part."""
+    """Make the site's contents from the lists of the first page, one part for each heading."""
     if name != "index":
         return
     for heading, links in re.findall(r"^## (.*)\n([^#]*)", source[0], re.MULTILINE):
@@ -42,7 +42,7 @@ def contents(app, name, source):
 
 
 def without_folders(app, name, source):
-    """Take off links to what GitHub shows, and a site cannot."""
+    """Remove links to folders and outside pages, which GitHub can show but a site cannot."""
     here = (DOCS / name).parent
 
     def one(link):
@@ -54,6 +54,6 @@ def without_folders(app, name, source):
 
 
 def setup(app):
-    """Called by Sphinx."""
+    """Connect the functions above; Sphinx calls this one."""
     app.connect("source-read", contents)
     app.connect("source-read", without_folders)

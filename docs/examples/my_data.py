@@ -1,4 +1,4 @@
-"""A data set of one's own: a function that returns the images of each class of a split."""
+"""Your own data set: a function that returns the images of each class of a split."""
 
 import numpy as np
 
@@ -6,9 +6,9 @@ CLASSES = {"train": 60, "validation": 20, "test": 20}
 
 
 def textures(split):
-    """Waves of random directions and lengths: 20 grey images of 28×28 a class.
+    """Draw waves of random directions and lengths: 20 grey images of 28×28 per class.
 
-    Returns ``{class: images}``, uint8 ``[n, height, width]`` or ``[n, height, width, 3]``. The
+    Return ``{class: images}``, uint8 ``[n, height, width]`` or ``[n, height, width, 3]``. The
     classes of the splits differ; the same call must always return the same images.
     """
     rows, columns = np.mgrid[:28, :28]

@@ -1,4 +1,4 @@
-"""A learner of one's own: a subclass of one of ``maml.learners``."""
+"""Your own learner: a subclass of a learner in ``maml.learners``."""
 
 import dataclasses
 

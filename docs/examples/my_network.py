@@ -1,4 +1,4 @@
-"""A network of one's own: any function or class ``(image_shape, ways) -> nn.Module``."""
+"""Your own network: any function or class ``(image_shape, ways) -> nn.Module``."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from torch import nn
 class Wide(nn.Module):
     """Three strided convolutions with batch norm, and a linear output layer."""
 
-    head_prefix = "head."  # where the output layer is: --learner anil asks for it
+    head_prefix = "head."  # how the output layer's names begin: --learner anil needs it
 
     def __init__(self, image_shape, ways, width=32):
         super().__init__()

@@ -158,7 +158,8 @@ class OverRpc(Strategy):
 
 
 def _finish() -> None:
-    this(OverRpc).finished.set()
+    assert _this is not None
+    _this.finished.set()
 
 
 def reported(function: Callable[P, T]) -> Callable[P, T]:
@@ -169,7 +170,8 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        liveness = this(OverRpc).liveness
+        assert _this is not None
+        liveness = _this.liveness
         try:
             with liveness.waits.called():
                 return function(*args, **kwargs)

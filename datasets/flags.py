@@ -3,7 +3,7 @@
 A component's own flags are a class ``Flags`` at the top level of its file::
 
     class Flags:
-        context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
+        context: int = flag(100, "Size of the context, which is all that adapts.", least=1)
 
 The class is read as text (:mod:`datasets.components`). All components of the file read these flags.
 A flag that components of several files read is in ``maml.config.fields``.

@@ -32,7 +32,7 @@ class Common:
     claim: str = ""  # as in the published table, with its interval and its kind ("ensemble")
 
     learner: str = _learner("maml", "The learner: its inner problem and outer loss.", names=True)
-    network: str = _learner("conv4", "What maps examples to outputs.", names=True)
+    network: str = _learner("conv4", "The network: from examples to outputs.", names=True)
     inner_lr: float = _learner(
         0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
     )
@@ -48,7 +48,7 @@ class Common:
     )
     adapt: str | None = _learner(
         None,
-        "What the inner loop adapts: PATTERN[=RATE],… over parameters' names (*: any text, @head, "
+        "What the inner loop adapts: PATTERN[=RATE],… of parameters' names (*: any text, @head, "
         "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
@@ -119,11 +119,11 @@ class Common:
         least=1, read_with=("meta_schedule", "halving"),
     )  # fmt: skip
     meta_decay: float = _outer_loop(
-        0.5, "What --meta-lr is multiplied by then: 0.5 halves it.",
+        0.5, "Factor of --meta-lr after each --meta-halve-every.",
         above=0, most=1, read_with=("meta_schedule", "halving"),
     )  # fmt: skip
     meta_eps: float = _outer_loop(
-        1e-8, "What Adam of the outer loop adds to √v.",
+        1e-8, "ε of the outer loop's Adam, added to √v.",
         above=0, read_with=("meta_optimizer", "adam"),
     )  # fmt: skip
     meta_momentum: float = _outer_loop(
@@ -152,7 +152,7 @@ class Common:
     # The number is limited, because RPC starts all threads at once.
     rpc_threads: int = _distribution(16, "Threads that serve calls.", HOST, least=2, most=4096)
     timeout: float = _distribution(
-        120.0, "Seconds without a peer's answer after which the run ends.", WAY,
+        120.0, "End the run after this many seconds without a peer's answer.", WAY,
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
     batch_wait: float = _distribution(
@@ -176,7 +176,7 @@ class Common:
         600, "Test tasks at the end of the run; 0: no test.", RESULT, least=0
     )
     test_model: Literal["last", "best"] = _evaluation(
-        "last", "What is tested: the last model, or the one that validated best."
+        "last", "Test the last model, or the one that validated best."
     )
     stop_after: int = _evaluation(
         0, "End training after so many validations without a better model; 0: never.", WAY,
@@ -194,17 +194,17 @@ class Common:
         500, "Iterations between checkpoints; there is always one at the end.", WAY, least=1
     )
     keep_checkpoints: int = _output(
-        5, "How many checkpoints, the newest, are kept for evaluators.", WAY, least=1
+        5, "Keep so many of the newest checkpoints, for evaluators.", WAY, least=1
     )
     keep_best: int = _output(
-        0, "How many that validated best are kept: for --iteration best, --ensemble.", WAY, least=0
+        0, "Keep so many that validated best, for --iteration best, --ensemble.", WAY, least=0
     )
     resume: str = _output(
         "auto", "auto: go on from the run directory's checkpoint, if any; never; or a path.", HOST
     )
     log_every: int = _output(10, "Iterations between rows of metrics.jsonl.", WAY, least=1)
     logger: Literal["wandb", "tensorboard", "none"] = _output(
-        "wandb", "Where numbers go beside metrics.jsonl; wandb: offline without a key.", HOST
+        "wandb", "Where numbers go, too, after metrics.jsonl; wandb: offline without a key.", HOST
     )
 
 

@@ -20,7 +20,7 @@ COMPONENTS = {
     "cavia": {
         "like": "maml",
         "attribute": "CAVIA",
-        "help": "a small context adapts, which modulates one layer of the network",
+        "help": "adapts a small context that modulates one layer of the network",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order",
             "shots", "queries", "eval_queries",
@@ -33,7 +33,7 @@ COMPONENTS = {
 class Flags:
     """Flags that only the components of this file read."""
 
-    context: int = flag(100, "Numbers of the context, which alone adapts.", least=1)
+    context: int = flag(100, "Size of the context, which is all that adapts.", least=1)
 
 
 class CAVIA(MAML):

@@ -39,7 +39,7 @@ class Flags:
         least=0,
     )
     cg_lambda: float | None = flag(
-        None, "What conjugate gradient divides the Hessian by, if not by λ [--proximal].", above=0
+        None, "Divisor of the Hessian in conjugate gradient, for λ [--proximal].", above=0
     )
     pull: Literal["each-step", "end"] = flag(
         "each-step", "When the initial weights pull: with each inner step, or once, after."

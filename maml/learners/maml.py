@@ -31,8 +31,8 @@ COMPONENTS = {
             "shots", "queries", "eval_queries",
         ),
     },
-    "anil": {"like": "maml", "help": "maml whose output layer alone adapts", "adapts": "@head"},
-    "boil": {"like": "maml", "help": "maml whose output layer does not adapt", "adapts": "@body"},
+    "anil": {"like": "maml", "help": "adapts only the output layer", "adapts": "@head"},
+    "boil": {"like": "maml", "help": "adapts all but the output layer", "adapts": "@body"},
     "metasgd": {
         "like": "maml",
         "attribute": "MetaSGD",
@@ -47,8 +47,8 @@ class Flags:
 
     label_smoothing: float = flag(
         0.0,
-        "Share of each label that all classes get alike, in the losses of both loops; the scores "
-        "of validation and test have none.",
+        "Share of each label that is divided among all classes, in both loops; the losses of "
+        "validation and test have none.",
         least=0,
         most=1,
     )

@@ -32,7 +32,7 @@ class Flags:
     per_step_norm: bool = flag(True, "Learn the batch norms' scale and shift for each inner step.")
     msl_epochs: int = flag(
         10,
-        "First epochs, in which the query losses of all steps count, less with each epoch.",
+        "First epochs: query losses of all steps count, less with each epoch; 0: only the last.",
         least=0,
     )
     first_order_epochs: int = flag(

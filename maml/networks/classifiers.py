@@ -17,7 +17,7 @@ from maml.errors import UserError
 
 COMPONENTS = {
     "lenet": {"attribute": "LeNet", "help": "LeNet-5, as it is built today"},
-    "resnet12": {"attribute": "ResNet12", "help": "few-shot tables' deep one, 64 to 640 filters"},
+    "resnet12": {"attribute": "ResNet12", "help": "deep, of few-shot tables, 64 to 640 filters"},
     "resnet18": {"attribute": "resnet", "help": "torchvision's", "options": {"layers": 18}},
     "resnet34": {"like": "resnet18", "options": {"layers": 34}},
     "resnet50": {"like": "resnet18", "options": {"layers": 50}},

@@ -50,7 +50,7 @@ class Flags:
     filters: int = flag(
         64,
         "Channels of each of the network's convolutions; compiled kernels need a multiple of the "
-        "processor's vector: 8, or 16 with AVX-512 (in float64 of half of that).",
+        "processor's vector: 8, or 16 with AVX-512 (in float64 half of that).",
         least=1,
     )
     leak: float = flag(

@@ -1,4 +1,4 @@
-"""Whether this machine can compile at all; where it can, what does not compile is a failure."""
+"""Find a C++ compiler. Where there is one, a kernel that does not compile is a failure."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: where data is, the session's own cache, and a process left as found."""
+"""Fixtures of all tests: the data folder, the session's cache, and a restored process state."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ from maml.processes.signals import SIGNALS
 REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
 
-# A job in the background, or under nohup, ignores some of them, and so would all that tests start.
+# A background job, or one under nohup, ignores some signals. Its child processes would, too.
 for _number in SIGNALS:
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(
@@ -24,7 +24,7 @@ for _number in SIGNALS:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest: in several processes, what is short then fills the rest."""
+    """Begin with the longest tests, so that short tests fill the rest of pytest's processes."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/strategies/"))
 
 
@@ -41,11 +41,11 @@ def data_root() -> Path:
 
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for the session: the user's is never touched.
+    """Return one cache for the session. The user's own cache is never touched.
 
     Compiled kernels, drawn glyphs and Omniglot's decoded images stay in the checkout, for all of
-    pytest's processes and for later sessions. A kernel's name is a hash of what it was compiled
-    from, and so are those of the other folders.
+    pytest's processes and for later sessions. The name of a kernel has a hash of its sources, and
+    so do the names of the other folders.
     """
     folder = tmp_path_factory.mktemp("cache")
     made_by = {"glyphs": ("glyphs", "addresses"), "omniglot": ("omniglot", "image_files")}
@@ -55,7 +55,7 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kept[name] = f"test-{name}-{hashlib.blake2b(sources, digest_size=8).hexdigest()}"
     for name, stays in kept.items():
         there = REPO / "build" / stays
-        with contextlib.suppress(OSError):  # if the checkout is read-only: the session's own
+        with contextlib.suppress(OSError):  # a read-only checkout: the session has its own
             there.mkdir(parents=True, exist_ok=True)
             (there / ".writable").touch()
             (folder / name).symlink_to(there)
@@ -64,10 +64,10 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_settings(cache_dir: Path) -> Iterator[None]:
-    """Keep the user's settings out of tests, and of what fixtures of whole modules launch."""
+    """Keep the user's settings out of tests, and out of what module-wide fixtures launch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAML_CACHE", str(cache_dir))
-        # Empty: a test that forgot ``data_root`` fails here as it would where there is no data.
+        # Empty: a test that forgot ``data_root`` fails here as on a machine without data.
         patch.setenv("MAML_DATA", str(cache_dir / "data"))
         for name in ("WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
             patch.delenv(name, raising=False)
@@ -77,7 +77,7 @@ def _own_settings(cache_dir: Path) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _as_found() -> Iterator[None]:
     """Put back what a run in this process changes."""
-    # The tensors are too small to share out, and the subprocesses of other tests want cores too.
+    # The tensors are too small for several threads, and other tests' subprocesses need cores too.
     torch.set_num_threads(1)
     float32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     handlers = {number: signal.getsignal(number) for number in SIGNALS}

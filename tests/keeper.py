@@ -1,9 +1,9 @@
-"""Takes network namespaces down, with everything in them, when its standard input ends.
+"""Remove network namespaces, with all processes in them, when standard input ends.
 
 python tests/keeper.py NAMESPACE …
 
-Whoever made the namespaces holds the other end of the pipe, so that they go when it lets go, when
-it fails and when it is killed alike. The standard library alone: it must be up at once.
+The process that made the namespaces holds the other end of the pipe. The namespaces go when that
+process closes the pipe, fails or is killed. Only the standard library is used, to start fast.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""Start the program as a user does, in processes of its own, and never leave one behind.
+"""Start the program as a user does, in its own processes, and leave no process behind.
 
 ``run_train``, ``run_torchrun`` and ``run`` wait, within a hard time limit (see `SLACK`); ``start``
 returns a `Launched` at once, for tests that send signals. Every launched process inherits a
-variable by which its descendants are found, whatever session they move to. Past the time limit the
-Python stacks of all of them are dumped (py-spy), all are killed and the test fails.
+variable by which its descendants are found, in any session. After the time limit, py-spy dumps the
+Python stacks of all of them, all are killed, and the test fails.
 """
 
 import os
@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,23 +29,23 @@ PROGRAMS = {
     *("train_maml.py", "tests/strategies/faulty.py", "tests.strategies.topologies"),
     *("maml.evaluate", "maml.predict", "maml.replay", "maml.plots", "maml"),
 }
-"""What starts as a fork, with its imports done: see `tests.warm`."""
+"""Programs that start as a fork, with their imports done: see `tests.warm`."""
 MARKER = "MAML_TEST_LAUNCH"
 Completed = subprocess.CompletedProcess[str]
 
-# Whatever the caller's shell or an enclosing torchrun says must not reach a test.
+# Variables of the caller's shell or of an enclosing torchrun must not reach a test.
 _NOT_INHERITED = (
     "MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE",
     "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
     "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
 )  # fmt: skip
 SLACK = 5.0
-"""What every time limit of a test is multiplied by.
+"""The factor on every time limit of a test.
 
-A limit says how long a slow machine takes. Limits are there to end what hangs: beside neighbours
-that are busy on every core, what is healthy must still end well within them.
+A limit is the time that a slow machine needs. It exists to end a process that hangs. A healthy
+process must end well within the limit, even if other programs keep every core busy.
 """
-# Processes may finish up for this long after the one that was started has ended.
+# Child processes may run for this long after the started process has ended.
 _AFTERLIFE_S = 10.0
 
 
@@ -61,7 +62,7 @@ def start_ranks(
     script: str = "train_maml.py",
     env: Mapping[str, str] | None = None,
 ) -> "list[Launched]":
-    """Start every rank of ``script args`` on its own: the end of one is not the end of all."""
+    """Start every rank of ``script args`` without a launcher: one rank's end does not end all."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -101,10 +102,9 @@ def run(
 ) -> Completed:
     """Run ``command`` to its end, at most ``timeout`` × `SLACK` s; return it, with output as text.
 
-    ``env`` has variables to add, or to remove (None); ``expect`` is its exit code, None any.
+    ``env`` has variables to add, or to remove (None). ``expect`` is the exit code; None allows any.
     """
-    launched = start(command, env=env, cwd=cwd)
-    return launched.wait(timeout, expect=expect)
+    return start(command, env=env, cwd=cwd).wait(timeout, expect=expect)
 
 
 def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Completed]:
@@ -113,7 +113,7 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
     started: list[Launched] = []
     try:
         started += [start(command) for command in commands]
-        # The first that fails is the one to hear about, not the ones that wait for it.
+        # Report the first command that fails, not the ones that wait for it.
         while any(one.process.poll() is None for one in started):
             if time.monotonic() > deadline or any(one.process.poll() for one in started):
                 break
@@ -129,15 +129,15 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
 def start(
     command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
 ) -> "Launched":
-    """Start ``command`` in a session of its own and return at once; see `_starts_warm`."""
-    return Launched(command, env or {}, cwd, _starts_warm(command, env or {}, cwd))
+    """Start ``command`` in its own session and return at once; see `_starts_warm`."""
+    return Launched(command, env or {}, cwd)
 
 
 def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> bool:
-    """Whether the command may begin with its imports done: a program of the repository does.
+    """Return whether the command may start with its imports done, as the repository's programs do.
 
-    What torchrun starts begins as a user's does, and so does what patches the program first, or
-    has variables that are read by an import.
+    A command starts as a user's does if torchrun starts it, if it patches the program first, or if
+    an import reads its variables.
     """
     first, *rest = command
     at_import = any(name.startswith(("PYTHON", "CXX")) for name in env)
@@ -146,16 +146,18 @@ def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Pat
     return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 
 
-class Launched:
-    """A started command. Call `wait`, whatever happens: it also kills what is left."""
+def until(holds: Callable[[], object], timeout: float = 20) -> None:
+    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s."""
+    deadline = time.monotonic() + SLACK * timeout
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str | None],
-        cwd: Path = REPO,
-        warm: bool = False,
-    ) -> None:
+
+class Launched:
+    """A started command. Always call `wait`: it also kills processes that are left."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> None:
         self.command = list(command)
         self._mark = uuid.uuid4().hex
         environment: dict[str, str | None] = dict(os.environ)
@@ -164,15 +166,15 @@ class Launched:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(REPO),
             MARKER: self._mark,
-            # A process title would otherwise overwrite the memory that the marker is read from.
+            # Without this, a process title overwrites the memory that the marker is read from.
             "SPT_NOENV": "1",
             **env,
         }
-        # Files, not pipes: no reader is needed, and a signal test can look at them meanwhile.
+        # Files, not pipes: they need no reader, and a test can read them while the command runs.
         self._folder = Path(tempfile.mkdtemp(prefix="launched-"))
         given = {name: value for name, value in environment.items() if value is not None}
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
-            if warm:
+            if _starts_warm(command, env, cwd):
                 self.process: Warm | subprocess.Popen[bytes] = Warm(
                     self.command, cwd, given, self._folder / "out", self._folder / "err"
                 )
@@ -184,31 +186,29 @@ class Launched:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Return what the command has printed so far."""
         return (self._folder / "out").read_text(errors="replace")
 
     @property
     def stderr(self) -> str:
-        """What it has printed to stderr so far."""
+        """Return what the command has printed to stderr so far."""
         return (self._folder / "err").read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
         """Return every live process that descends from the command."""
         found = []
         for process in psutil.process_iter():
-            try:
+            with suppress(psutil.Error):
                 if process.status() == psutil.STATUS_ZOMBIE:
                     continue
-                # A fork's own variables cannot be seen from outside.
+                # psutil cannot see variables that a fork has set for itself.
                 first = process.pid == self.process.pid and self.process.poll() is None
                 if first or process.environ().get(MARKER) == self._mark:
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
     def wait_for(self, text: str, timeout: float) -> None:
-        """Wait until ``text`` was printed; kill everything and fail if it is not, in time."""
+        """Wait until ``text`` is printed. If that is not in time, kill everything and fail."""
         deadline = time.monotonic() + SLACK * timeout
         while text not in self.stdout and text not in self.stderr:
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -238,10 +238,8 @@ class Launched:
     def kill(self) -> None:
         """Kill every process of the command."""
         for process in self.processes():
-            try:
+            with suppress(psutil.Error):
                 process.kill()
-            except psutil.Error:
-                continue
         self.process.kill()
         self.process.wait()
 

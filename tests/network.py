@@ -2,9 +2,9 @@
 
 ``with Network(2) as network`` makes two hosts; ``network.on(host, command)`` is the command line
 that runs ``command`` on one of them. Each has its own addresses, loopback, name, process ids and
-shared memory: transports would else go around the network. As on many clusters, a host's own name
-points to its own loopback. All goes at the end, also if this process is killed (``keeper.py``). It
-needs root.
+shared memory, so that no transport can go around the network. As on many clusters, a host's own
+name points to its own loopback. ``keeper.py`` removes everything at the end, also if this process
+is killed. This needs root.
 """
 
 import functools
@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 KEEPER = Path(__file__).resolve().with_name("keeper.py")
 LINK, MTU = "eth0", "9000"
@@ -24,7 +23,7 @@ _serial = itertools.count()
 class Network:
     """Hosts and the links between them; a context manager.
 
-    A host's own name points to ``own_names``; "address": to its address on the link.
+    A host's own name points to the address ``own_names``; "address" is its address on the link.
     """
 
     def __init__(self, hosts: int, *, own_names: str = "127.0.1.1") -> None:
@@ -35,7 +34,7 @@ class Network:
         self.addresses = [f"10.77.0.{1 + host}" for host in range(hosts)]
 
     def __enter__(self) -> "Network":
-        # It ends when this process closes its stdin, or ends itself.
+        # The keeper ends when this process closes the pipe, or ends.
         self.keeper = subprocess.Popen(
             [sys.executable, "-ES", str(KEEPER), *self.namespaces, self._switch],
             stdin=subprocess.PIPE,
@@ -51,18 +50,13 @@ class Network:
                 _run("ip", "-n", namespace, "link", "set", LINK, "mtu", MTU, "up")
                 _run("ip", "-n", namespace, "route", "add", "default", "dev", LINK)
         except BaseException:
-            self._take_down()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Take everything down, with the processes that are still there."""
-        self._take_down()
+        self.keeper.communicate(timeout=150)
 
     def on(self, host: int, command: Sequence[str]) -> list[str]:
         """Return the command line that runs ``command`` on ``host``, as a machine of its own."""
@@ -73,7 +67,7 @@ class Network:
             for other, address in enumerate(self.addresses)
             if other != host
         ]
-        # Nobody answers at the resolver's address, at once; elsewhere it would be waited for.
+        # No resolver runs at this address, so look-ups fail at once. Elsewhere they would wait.
         set_up = (
             'hostname "$0" && mount -t tmpfs shm /dev/shm && cd /dev/shm && printf %s "$1" > .hosts'
             " && echo nameserver 127.0.0.1 > .resolver && mount --bind .hosts /etc/hosts"
@@ -86,12 +80,12 @@ class Network:
         ]
 
     def torchrun(self, host: int, nproc: int, script: Sequence[str]) -> list[str]:
-        """Return the command line of ``host``'s torchrun, host 0 being where all meet."""
+        """Return the command line of ``host``'s torchrun; all hosts meet at host 0."""
         launcher = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *(f"--nnodes={len(self.addresses)}", f"--nproc_per_node={nproc}"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={self.addresses[0]}:29500"),
-            # Names that point to the loopback: torchrun must be told what it else looks up.
+            # Names point to the loopback, so torchrun must not look these addresses up by name.
             *(f"--rdzv-conf=is_host={int(host == 0)}", f"--local-addr={self.addresses[host]}"),
             f"--rdzv-id={self._switch}",
         ]
@@ -112,7 +106,7 @@ class Network:
         return self.on(host, ["env", *variables, *command])
 
     def cut(self, host: int) -> None:
-        """Take ``host`` off the network, without a word to the others, as a power cut does."""
+        """Take ``host`` off the network without notice to the others, as a power cut does."""
         _run("ip", "-n", self.namespaces[host], "link", "set", LINK, "down")
 
     def _make_bridge(self) -> None:
@@ -125,9 +119,6 @@ class Network:
             _run("ip", "-n", switch, "link", "add", port, "type", "veth", *peer)
             _run("ip", "-n", switch, "link", "set", port, "master", "bridge")
             _run("ip", "-n", switch, "link", "set", port, "mtu", MTU, "up")
-
-    def _take_down(self) -> None:
-        self.keeper.communicate(timeout=150)
 
 
 def _run(*command: str) -> str:

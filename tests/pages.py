@@ -1,13 +1,13 @@
 """Run the code of a page of documentation, from top to bottom, as its reader does.
 
-What a fenced block is, its language says:
+The language of a fenced block decides:
 
-- ``python`` and ``yaml``: a file, where the first line is a comment with its name; else Python, in
-  one namespace with the blocks before it, as in a notebook;
-- ``bash``: commands, one a line. They run in this process, by their modules' ``main``, which saves
-  the seconds of an import for each; trainings and evaluations are made small. Python after them
-  starts afresh, as its reader's does, who has left it to give them;
-- any other, or none: it is shown only. ``py`` is Python that cannot be run here.
+- ``python`` and ``yaml``: write a file if the first line is a comment with its name; else run
+  Python, in one namespace with the blocks before it, as in a notebook;
+- ``bash``: run commands, one a line. They run in this process, by their modules' ``main``, which
+  saves seconds of imports for each. Trainings and evaluations are made small. Python after them
+  has a new namespace, because a reader leaves Python to give commands;
+- any other, or none: run nothing. ``py`` is Python that cannot run here.
 """
 
 import importlib
@@ -45,18 +45,18 @@ def run_page(
 
     Args:
         page: Its path in the repository.
-        folder: The current directory meanwhile.
-        monkeypatch: Puts back what is changed.
-        instead: What is replaced in the page first, because it takes long; all must occur.
+        folder: The current directory while the page runs.
+        monkeypatch: Restores what is changed.
+        instead: Texts of the page that take long, with their replacements; all must occur.
     """
     text = (REPO / page).read_text()
     for long, short in (instead or {}).items():
         assert long in text, f"{page}: no {long!r}"
         text = text.replace(long, short)
     monkeypatch.chdir(folder)
-    # Modules of the page: what a process imports once stays, so their names are for one page each.
+    # The page's modules. Imported modules stay in the process, so each page has its own names.
     monkeypatch.syspath_prepend(folder)
-    # Trials of a sweep start it by this name.
+    # A sweep's trials start the program by this name.
     (folder / "train_maml.py").symlink_to(REPO / "train_maml.py")
     names: dict[str, Any] = {}
     session: dict[str, Any] = {}

@@ -1,11 +1,10 @@
-"""Sinusoids of which one training task cannot be learned from: ``--data tests.poisoned:nan``.
+"""Sinusoids with bad data in one training task: ``--data tests.poisoned:nan``.
 
-A fault in data, not in a process: it meets whichever process has the task, with every strategy.
+The fault is in the data. With every strategy, the process that has the task meets it.
 """
 
 import math
 
-import torch
 from torch import Tensor
 
 from datasets.sinusoid import Sinusoid
@@ -15,7 +14,7 @@ BAD = 7
 
 
 class Poisoned(Sinusoid):
-    """A target of task `BAD` is no number."""
+    """A target of task `BAD` is NaN."""
 
     def tasks(self, ids: Tensor) -> Task:
         tasks = super().tasks(ids)
@@ -28,15 +27,10 @@ class Poisoned(Sinusoid):
 
 
 class Huge(Poisoned):
-    """A point of it is so far away that its loss is finite, its gradient, too, but no square."""
+    """A point of the task is so far away that only the square of its gradient is not finite."""
 
     def spoil(self, tasks: Task, bad: Tensor) -> None:
         tasks.query_x[bad, 0] = 1e12
 
 
-def nan(split: str, shots: int, queries: int, seed: int, dtype: torch.dtype) -> Poisoned:
-    return Poisoned(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
-
-
-def huge(split: str, shots: int, queries: int, seed: int, dtype: torch.dtype) -> Huge:
-    return Huge(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
+nan, huge = Poisoned, Huge

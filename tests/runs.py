@@ -39,18 +39,6 @@ def glyphs(**values: Any) -> Config:
     return with_values(PRESETS["maml-glyphs-5way-1shot"], **(BRIEF | GLYPHS | values))
 
 
-def implicit(**values: Any) -> Config:
-    """The cheapest run of iMAML."""
-    values = {"inner_lr": 0.1, "inner_steps": 2, **values}
-    return sinusoid(learner="imaml", **values)
-
-
-def plus_plus(**values: Any) -> Config:
-    """The cheapest run of MAML++: the second of its iterations is in another phase."""
-    values = {"inner_steps": 2, "msl_epochs": 2, "iterations_per_epoch": 2, **values}
-    return glyphs(learner="mamlpp", network="conv4-pool", leak=0.01, iterations=3, **values)
-
-
 def supervised(**values: Any) -> Config:
     """The cheapest run of an ordinary classifier: 56 drawings, 7 mini-batches an epoch."""
     return with_values(PRESETS["supervised-glyphs-lenet"], **(BRIEF | SUPERVISED | values))
@@ -105,5 +93,5 @@ def same(a: Any, b: Any) -> bool:
 
 
 def name_of(value: Any) -> str:
-    """Name a test's parameter, a function as in the source: addresses differ between processes."""
+    """Name a test's parameter. A function has its source name: a repr's address would vary."""
     return getattr(value, "__name__", None) or str(value)

@@ -1,10 +1,10 @@
-"""Disturb runs for as long as is asked, and see that they end with the undisturbed run's bits.
+"""Disturb runs for some minutes, and check that they end with the undisturbed run's bits.
 
     python -m tests.soak --minutes 30 --seed 0 [--json FILE]
 
-Each round takes a strategy whose sums have one order, trains with it, and at random moments kills,
-stops or slows one of its processes, or kills or suspends all. A run that has ended early is started
-again by the same command. The parameters at its end are those of a run that nobody disturbed.
+Each round trains with a strategy whose sums have one order. At random moments it kills, stops or
+slows one of the processes, or kills or suspends all. The same command starts a run again that has
+ended early. In the end, the parameters must be those of an undisturbed run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ COMMAND = [
 SYNCHRONOUS = [name for name in STRATEGIES if "async" not in name and name != "param-server remote"]
 FAULTS = ("kill", "kill all", "stop", "slow", "suspend")
 LIMIT_S = 600.0
-"""One round, whatever the machine does beside."""
+"""The limit of one round, however busy the machine is."""
 
 
 def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
@@ -65,9 +65,9 @@ def _disturbed(strategy: str, size: int, run_dir: Path, chance: random.Random) -
     while not (run_dir / "result.json").exists():
         assert time.monotonic() < began + LIMIT_S, f"{strategy}: not done after {faults}"
         ranks, starts = _start(strategy, size, run_dir), starts + 1
-        # The last start is left alone, or a slow machine would never come to an end.
+        # The last start is not disturbed, or a slow machine would never finish.
         while len(faults) < 4 and any(one.process.poll() is None for one in ranks):
-            # Who is killed before all have met is missed for five minutes: nobody knows it yet.
+            # Before all have met, peers cannot notice a killed process, and wait five minutes.
             _wait_until_it_trains(ranks, run_dir)
             time.sleep(chance.uniform(0.5, 12))
             faults.append(chance.choice(FAULTS))
@@ -92,14 +92,14 @@ def _start(strategy: str, size: int, run_dir: Path) -> list[Launched]:
 
 
 def _finish(ranks: list[Launched], expect: int | None = 0) -> None:
-    """Wait until all have ended, which they do whatever happened to one; none is left behind."""
+    """Wait until all ranks have ended, which they must do after every fault of one of them."""
     for one in ranks:
         one.wait(LIMIT_S / 5, expect=expect)
 
 
 def _do(fault: str, ranks: list[Launched], chance: random.Random) -> None:
     if fault == "suspend":
-        # Longer than --timeout: all sleep, and all go on.
+        # Longer than --timeout: all ranks sleep, so all go on.
         return suspend(chance.sample(ranks, len(ranks)), chance.uniform(21, 30))
     victims = ranks if fault == "kill all" else [chance.choice(ranks)]
     if fault.startswith("kill"):
@@ -107,7 +107,7 @@ def _do(fault: str, ranks: list[Launched], chance: random.Random) -> None:
             with suppress(ProcessLookupError):
                 victim.process.send_signal(signal.SIGKILL)
     elif fault == "stop":
-        # Shorter than --timeout: everyone waits, and goes on.
+        # Shorter than --timeout: the others wait, and all go on.
         suspend(victims, chance.uniform(1, 8))
     else:
         for _ in range(10):

@@ -28,7 +28,7 @@ def test_bad_input_is_refused_at_once(capsys, name, flag, value):
 
 
 def test_scaling_s_figures_are_those_of_a_run_s_metrics(tmp_path):
-    """Of the iterations after the warm-up; medians over rounds, relative to the first row."""
+    """Only iterations after the warm-up count. Rows are medians, relative to the first row."""
     rows = [
         {"iteration": n, "seconds": 0.5 * n, "wire_bytes": 2048 * n, "staleness": [1, n // 4]}
         for n in (2, 4, 6, 8)

@@ -45,7 +45,7 @@ def test_the_library_s_page_runs(trained: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_kernels_serve_whom_the_page_says() -> None:
-    """Every few-shot learner is in the table of docs/learners.md, with a yes that is true."""
+    """The table of docs/learners.md has every few-shot learner, with a true yes or no."""
     said: dict[str, bool] = {}
     for line in (REPO / "docs" / "learners.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -64,7 +64,7 @@ def test_kernels_serve_whom_the_page_says() -> None:
 
 
 def test_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With data that is drawn, in place of Omniglot's."""
+    """With drawn glyphs in place of Omniglot."""
     instead = {"maml-omniglot": "maml-glyphs"}
     names = run_page("docs/tutorials/first-row.md", tmp_path, monkeypatch, instead)
     assert names["result"]["changed"]["iterations"] == 2
@@ -74,7 +74,7 @@ def test_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = run_page("docs/tutorials/own-images.md", tmp_path, monkeypatch)
     assert names["answer"] in names["labels"] and len(names["labels"]) == 3
-    # Classes that it has never seen, as the page promises.
+    # The model has never seen these classes, as the page promises.
     assert set(names["labels"]) <= set(names["classes"]["test"])
     assert len(list((tmp_path / "unknown").glob("*/*.png"))) == 9
 
@@ -88,18 +88,16 @@ def test_own_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a download: the pre-trained body is a random one, and another of torchvision's.
+    """Without a download: the body is another of torchvision's, with random weights.
 
-    Whose passes, of which there are hundreds, take a tenth of the time.
+    There are hundreds of passes. Those of this body take a tenth of the time.
     """
     instead = {'weights="DEFAULT"': "weights=None", "resnet18": "shufflenet_v2_x0_5"}
     names = run_page("docs/tutorials/own-network.md", tmp_path, monkeypatch, instead)
     assert names["probabilities"].shape == (15, 5)
     # Only the output layer learns, and running statistics stay, so no query depends on another.
-    assert [name.rpartition("module.")[2] for name in names["learned"]] == [
-        "head.weight",
-        "head.bias",
-    ]
+    learned = [name.rpartition("module.")[2] for name in names["learned"]]
+    assert learned == ["head.weight", "head.bias"]
     result = json.loads((tmp_path / "runs/pretrained/result.json").read_text())
     assert result["accuracy"] == result["non_transductive_accuracy"]
     params = maml.load(tmp_path / "runs/pretrained", trust=True).meta_params
@@ -108,7 +106,7 @@ def test_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a seed less: a trial is a process, of seconds."""
+    """With one seed less, because each trial is a process of some seconds."""
     few = "eval_every: {value: 2}\n  test_tasks: {value: 4}\n  eval_tasks: {value: 4}"
     instead = {
         "seed: {values: [0, 1]}": "seed: {values: [0]}",
@@ -124,7 +122,7 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_migration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the page has of another library and of this one are the same numbers."""
+    """The page's code for another library and for this one gives the same numbers."""
     oracle("MAML")
     names = run_page("docs/migration.md", tmp_path, monkeypatch)
     pairs = [name.removeprefix("ours_") for name in names if name.startswith("ours_")]

@@ -8,14 +8,13 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import REPO
+from tests.launching import REPO, until
 
-# Every fake interpreter tells the version that the file `version` has.
+# Every stand-in for Python has the version that the file `version` names.
 PYTHON = """#!/bin/sh
 case "$*" in
   *"venv, ensurepip"* | *"import sys; exit"*) grep -q "3.1[1-4]" {root}/version ;;
@@ -72,7 +71,7 @@ class Machine:
         )
 
     def make(self, found: Path | None = None, **variables: str) -> str:
-        """Have an environment, in its place or ``found``; return what was said."""
+        """Get an environment, in its usual place or at ``found``; return the script's messages."""
         process = self.start(**variables)
         python, said = process.communicate(timeout=300)
         assert process.returncode == 0, said
@@ -89,15 +88,12 @@ class Machine:
         return said
 
     def interrupt(self) -> None:
-        """Begin to install, and be stopped by Ctrl-C when it is half there."""
+        """Begin to install, and send Ctrl-C when half is installed."""
         self.write("installing", "sleep 1000")
         process = self.start()
-        deadline = time.monotonic() + 300
-        while not (self.venv / "half").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until((self.venv / "half").exists, 60)
         os.killpg(process.pid, signal.SIGINT)
-        process.communicate(timeout=300)  # the installer is ended too: nobody holds the pipe
+        process.communicate(timeout=300)  # the installer has ended too, and closed the pipe
         assert process.returncode != 0
         self.write("installing", "")
 
@@ -124,7 +120,7 @@ def test_other_requirements_are_installed_in_place(machine: Machine) -> None:
     machine.write("repo/requirements.lock", "qpth==1\n")
     assert "in place" in machine.make()
     assert mine.exists()
-    # With another Python it is made anew; and after half an update, as a package may be half there.
+    # Another Python makes it anew, and so does half an update: a package may be incomplete.
     machine.write("version", "3.13")
     assert "installing requirements.txt" in machine.make()
     assert not mine.exists()
@@ -134,7 +130,7 @@ def test_other_requirements_are_installed_in_place(machine: Machine) -> None:
 
 
 def test_an_environment_of_one_s_own(machine: Machine) -> None:
-    """Activated, or named: it is used where it lacks nothing, and never changed."""
+    """An activated or named environment is used if it lacks nothing, and never changed."""
     own = machine.write("own/bin/python", (machine.root / "bin/python3").read_text())
     own.chmod(0o755)
     theirs = {"VENV": "", "VIRTUAL_ENV": str(own.parents[1])}
@@ -149,7 +145,7 @@ def test_an_environment_of_one_s_own(machine: Machine) -> None:
 
 
 def test_pip_takes_over_from_uv(machine: Machine) -> None:
-    """Where both fail, one line names the log, and the same command begins again."""
+    """If both fail, one line names the log, and the same command can begin again."""
     machine.write("installing", "echo 'error: no such package'; kill $PPID")
     said = machine.start().communicate(timeout=300)[1].splitlines()
     log = machine.venv / ".install.log"
@@ -163,7 +159,7 @@ def test_pip_takes_over_from_uv(machine: Machine) -> None:
 
 
 def test_all_versions_are_locked() -> None:
-    """requirements.lock has every line of requirements.txt, and says nowhere where it is from."""
+    """requirements.lock has every line of requirements.txt, and no address of a package index."""
     lock = (REPO / "requirements.lock").read_text()
     for line in (REPO / "requirements.txt").read_text().splitlines():
         pinned = line.partition("#")[0].partition(" ")[0]

@@ -11,33 +11,23 @@ import torch
 
 from datasets.errors import DataError
 from maml import evaluate as evaluation
-from maml.config import Config
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluation.scores import evaluate, mean_and_ci95
 from maml.learners import build_learner
 from maml.processes.program import run_program
-from maml.processes.world import World
 from maml.run import checkpoint
 from maml.run.files import read_rows
-from maml.strategies.local import Local
-from maml.worker import Worker
+from maml.strategies.local import alone
 from tests.runs import glyphs, last, metrics, result, train
-
-ALONE = World(0, 1, 0, 1, launched=False)
-
-
-def local(config: Config) -> Local:
-    return Local(config, ALONE, Worker(config, torch.device("cpu")))
-
 
 # ---- what a result depends on -----------------------------------------------------------------
 
 
 def test_is_the_mean_over_its_tasks_whatever_the_batches() -> None:
-    config = glyphs(dtype="float64")
-    strategy = local(config)
+    config = glyphs(dtype="float64", device="cpu")
+    strategy = alone(config)
     params = strategy.worker.learner.meta_parameters()
     found = evaluate(strategy, params, "validation", 9)
     rows = strategy.evaluate(params, "validation", torch.arange(9)).numpy()
@@ -47,9 +37,9 @@ def test_is_the_mean_over_its_tasks_whatever_the_batches() -> None:
         assert found[f"{name}_ci95"] == pytest.approx(exact, rel=1e-9, abs=1e-12)
     assert (found.pop("split"), found["tasks"]) == ("validation", 9)
     for batch in (1, 4):
-        other = evaluate(local(with_values(config, task_batch=batch)), params, "validation", 9)
+        other = evaluate(alone(with_values(config, task_batch=batch)), params, "validation", 9)
         assert other.pop("split") and other == pytest.approx(found, rel=1e-9, abs=1e-12)
-    # One task has no interval: null in JSON, which knows no NaN.
+    # One task has no interval: null in JSON, which has no NaN.
     assert mean_and_ci95(torch.tensor([0.25])) == (0.25, None)
 
 
@@ -90,10 +80,10 @@ def test_agrees_with_the_end_of_training(run_dir: Path, capsys: pytest.CaptureFi
 
 
 def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Steps, shots and queries of one's own; the checkpoint that validated best, or a given one.
+    """Other steps, shots and queries; the checkpoint that validated best, or a given one.
 
-    And an ensemble, as MAML++'s, beside the single model: the mean of the logits of those that
-    validated best, each adapted by itself.
+    An ensemble, as MAML++'s, is scored next to the single model. It is the mean of the logits of
+    the checkpoints that validated best. Each of them adapts separately.
     """
     config = glyphs(iterations=4, eval_every=1, checkpoint_every=1)
     train(config, tmp_path)
@@ -106,9 +96,9 @@ def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[s
     *found, row, single = read_rows(tmp_path / "evaluations.jsonl")
     assert [row["iteration"] for row in found] == [best, 1, 4]
     assert (found[2]["eval_inner_steps"], found[2]["shots"], found[2]["eval_queries"]) == (4, 2, 3)
-    like = with_values(config, eval_inner_steps=4, shots=2, eval_queries=3)
+    like = with_values(config, eval_inner_steps=4, shots=2, eval_queries=3, device="cpu")
     params = last(tmp_path)["model"]
-    expected = evaluate(local(like), params, "validation", 4)
+    expected = evaluate(alone(like), params, "validation", 4)
     assert found[2]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
     assert {name: row[name] for name in single if name != "time"}.items() <= single.items()
@@ -136,7 +126,7 @@ PLACES: list[Path] = []
 
 
 def placed(split: str, data_root: Path) -> dict[str, Any]:
-    """A data set that tells where it was looked for."""
+    """Return a data set, and note the data root it was opened with."""
     PLACES.append(data_root)
     return {name: np.zeros((9, 28, 28), np.uint8) for name in "abc"}
 
@@ -144,7 +134,7 @@ def placed(split: str, data_root: Path) -> dict[str, Any]:
 def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That may be the folder of a user's own images: others would be downloaded into it."""
+    """The run's data root may be a user's image folder, which no download may change."""
     path = run_dir / "config.yaml"
     path.write_text(re.sub(r"data_root: .*", "data_root: /mine", path.read_text()))
     monkeypatch.setenv("MAML_DATA", str(tmp_path / "default"))
@@ -213,7 +203,7 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
 
 
 def test_more_threads_than_are_served_here(run_dir: Path) -> None:
-    """Trained where there are more cores: that is no reason not to evaluate."""
+    """A run from a machine with more cores can still be evaluated."""
     path = run_dir / "config.yaml"
     path.write_text(path.read_text().replace("threads: 1\n", f"threads: {most_threads() + 1}\n"))
     evaluation.main([str(run_dir), "--tasks", "2"])
@@ -225,7 +215,7 @@ def test_more_threads_than_are_served_here(run_dir: Path) -> None:
 
 
 def test_evaluations_that_cannot_be_written(run_dir: Path, capsys: Any) -> None:
-    """They are shown all the same, so no hour of evaluation is lost."""
+    """Their results are printed anyway, so no hour of evaluation is lost."""
     (run_dir / "evaluations.jsonl").symlink_to("/dev/full")
     with pytest.raises(UserError, match=r"evaluations\.jsonl: .*No space left"):
         evaluation.main([str(run_dir), "--tasks", "2"])

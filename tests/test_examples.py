@@ -20,7 +20,7 @@ from tests.launching import REPO, run
 
 
 def test_the_program_s_gradient_is_the_taught_one() -> None:
-    """Of the same weights and tasks, in float64; the weights have the same names, too."""
+    """Both use the same weights and tasks, in float64; the weights have the same names, too."""
     generator = torch.Generator().manual_seed(0)
     drawings = torch.rand(9, 20, 28, 28, generator=generator)
     tasks = [
@@ -91,7 +91,7 @@ def test_a_gpt_s_sources_learn(
 def test_a_datarater_trains(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_dir: Path
 ) -> None:
-    """A few steps of each, on fewer classes; the record has what a table is made of."""
+    """A few steps with fewer classes; the record has all that its table needs."""
     monkeypatch.setattr(datarater, "WAYS", 5)
     record = tmp_path / "record.json"
     words = ["--seeds", "2", "--outer-steps", "12", "--steps", "10", "--json", str(record)]

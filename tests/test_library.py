@@ -69,7 +69,7 @@ def test_adapts_to_names_and_predicts_them(model: maml.Model, task: Any, tmp_pat
     assert probabilities.shape == (9, 3)
     assert torch.allclose(probabilities.sum(1), torch.ones(9))
     assert (probabilities >= 0).all()
-    # The model itself has not changed; a queue or a server of answers may hand the adapted one on.
+    # The model has not changed. An adapted model can be copied and sent to another process.
     again = model.adapt(task.support_x, [NAMES[label] for label in task.support_y])
     for one in (again, copy.deepcopy(adapted)):
         assert one.classes == NAMES and torch.equal(one.predict(task.query_x), probabilities)
@@ -114,7 +114,7 @@ def threaded(shape: tuple[int, ...], ways: int) -> nn.Module:
 
 
 def test_threads_share_a_model(tmp_path: Path) -> None:
-    """Each answer is what it is alone, and without dropout."""
+    """Each answer is the same as without other threads, and has no dropout."""
     network = "tests.test_library:threaded"
     train(glyphs(iterations=0, test_tasks=1, ways=3, network=network), tmp_path)
     model = maml.load(tmp_path, trust=True)
@@ -132,7 +132,7 @@ def test_threads_share_a_model(tmp_path: Path) -> None:
 
 
 def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
-    """The same images give the same answers, as whatever they are given."""
+    """The same images give the same answers in every form."""
     ink = drawn(task.support_x)
     paper = [Image.fromarray(255 - one) for one in ink]  # as a scanner sees them
     colour = [one.convert("RGBA").resize((28, 28)) for one in paper]
@@ -153,7 +153,7 @@ def test_images_of_every_kind(model: maml.Model, task: Any) -> None:
 
 
 def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
-    """In colour: files, PIL images and arrays of them are the same to it."""
+    """In colour: files, PIL images and arrays of them give the same answers."""
     dice = np.random.default_rng(0)
     for split, names in {"train": "ab", "test": "cd"}.items():
         for name in names:
@@ -174,13 +174,13 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     expected = model.adapt(arrays, labels).predict(arrays)
     floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
     assert torch.equal(model.adapt(files, labels).predict(floats), expected)
-    # By their paths, too, and one alone.
+    # Paths are taken, too, also a single one.
     adapted = model.adapt([path for own in found.files for path in own], labels)
     assert torch.allclose(adapted.predict(Path(files[4].filename)), expected[4:5], atol=1e-6)
     assert torch.equal(adapted.predict(files), expected)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
         model.adapt(arrays[..., 0], labels)
-    # Its own tasks need not be described again; a panel names its classes.
+    # The model knows its own kind of tasks. A panel names their classes.
     task = model.episodes("test").task(0)
     assert task.support_x.shape == (2, 3, 32, 32)
     drawn = panel(model)
@@ -279,7 +279,7 @@ def test_what_does_not_fit_is_one_line(model: maml.Model, x: Any, y: Any, says: 
 
 
 def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
-    """In float64: what the next checkpoint holds; what had adapted before stays as it was."""
+    """The step gives the next checkpoint, in float64. What adapted before stays unchanged."""
     steps = {"inner_steps": 2, "eval_inner_steps": 2, "meta_batch_size": 3, "queries": 2}
     train(
         glyphs(
@@ -300,7 +300,7 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
     model.module(episodes.tasks([3, 4, 5])).backward()
     optimizer.step()
     for name, tensor in after.items():
-        # The model's own memory: what is adapted and predicted with from now on.
+        # This is the model's own memory: it adapts and predicts with the new values from now on.
         assert torch.allclose(model.meta_params[name], tensor, rtol=0, atol=1e-10), name
     state = adapted.module.network_state()
     assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
@@ -309,7 +309,7 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("learner", ["protonet", "finetune"])
 def test_no_parameter_is_of_a_class(learner: str, tmp_path: Path) -> None:
-    """So any number of classes is told apart, as by a run of so many ways with these parameters."""
+    """So the model takes any number of ways, and equals a run of that many ways."""
     own = {"train_ways": 800, "eval_inner_steps": 3} if learner == "finetune" else {"train_ways": 7}
     config = glyphs(learner=learner, iterations=1, checkpoint_every=1, **own)
     train(config, tmp_path)
@@ -333,7 +333,7 @@ def test_no_parameter_is_of_a_class(learner: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("learner", ["maml", "cavia", "protonet", "finetune"])
 def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: Any) -> None:
-    """Its outputs are what is predicted; its features are what its output layer sees."""
+    """Its outputs give the predictions. Its features are the input of its output layer."""
     more = {"train_ways": 800} if learner == "finetune" else {}
     train(glyphs(learner=learner, iterations=1, ways=3, **more), tmp_path)
     model = maml.load(tmp_path)
@@ -357,7 +357,7 @@ def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: An
 
 
 def test_a_loader_of_torch_takes_tasks_in_order(tasks: maml.Tasks) -> None:
-    """Each is the same alone and among others."""
+    """Each task is the same alone and in a batch."""
     loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=1)
     seen = [batch.query_x for _, batch in zip(range(3), loader, strict=False)]
     for i, found in enumerate(seen):
@@ -434,7 +434,7 @@ def test_folders_of_images(
     assert said.err == ""
     flat = queries / "owl"
     predict.main([*given, str(flat)])
-    assert len(capsys.readouterr().out.splitlines()) == 3  # and no accuracy: nobody knows it
+    assert len(capsys.readouterr().out.splitlines()) == 3  # no accuracy: labels are unknown
     (tmp_path / "odd").mkdir()
     (queries / "cat").rename(tmp_path / "odd" / "unicorn")
     for words, says in (

@@ -59,7 +59,7 @@ def test_epochs_say_how_many_iterations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("supervised-")])
 def test_presets_evaluate_one_pass(name: str) -> None:
-    """As many tasks as there are batches of held-out examples, and validation once an epoch."""
+    """There is one task for each batch of held-out examples, and one validation an epoch."""
     from datasets.torchvision_sets import SOURCES
 
     config = PRESETS[name]

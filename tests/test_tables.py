@@ -70,7 +70,7 @@ def test_reports_of_studies_are_what_their_trials_say() -> None:
 
 @pytest.fixture
 def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A README of its own beside a record of its own."""
+    """Write a README and the record that its table shows."""
     record = {
         "hardware": {"cores": 2, "processor": "abacus", "date": "2026-11-22", "git_commit": None},
         "source": "Transcribed from a stone.",

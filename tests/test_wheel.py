@@ -1,16 +1,15 @@
 """An installed wheel stands beside another package called ``datasets``, and trains."""
 
-import subprocess
 import sys
 from pathlib import Path
 
-from tests.launching import REPO
+from tests.launching import run
 
 
 def test_a_wheel_s_files_train_beside_another_datasets(tmp_path: Path) -> None:
     build = tmp_path / "site"
     words = f"setup.py -q build --build-base {tmp_path / 'base'} --build-lib {build}"
-    subprocess.run([sys.executable, *words.split()], cwd=REPO, check=True, timeout=120)
+    run([sys.executable, *words.split()], 60)
     assert {path.name for path in build.iterdir()} == {"maml", "train_maml.py"}
     (build / "datasets.py").write_text("theirs = True\n")
     (tmp_path / "own.py").write_text(
@@ -21,13 +20,6 @@ def test_a_wheel_s_files_train_beside_another_datasets(tmp_path: Path) -> None:
     )
     flags = "maml-glyphs-5way-1shot --network own:net --iterations 2 --eval-every 2"
     flags += " --eval-tasks 2 --test-tasks 2 --logger none --run-dir run"
-    ran = subprocess.run(
-        [sys.executable, "-m", "maml", "train", *flags.split()],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(build), "PATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
+    command = [sys.executable, "-m", "maml", "train", *flags.split()]
+    run(command, 60, env={"PYTHONPATH": str(build), "PATH": ""}, cwd=tmp_path)
     assert (tmp_path / "run" / "result.json").is_file()

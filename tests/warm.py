@@ -1,8 +1,8 @@
 """Start Python's commands as forks of one process that has imported everything already.
 
-Importing torch and the program is most of the processor time of a tiny run. A fork has all of it
-at once, and otherwise behaves like a process of its own: session, environment, arguments, output,
-exit code. ``Warm`` stands in for `subprocess.Popen`. `tests.launching` decides what starts so.
+Importing torch and the program takes most of the processor time of a tiny run. A fork has the
+imports at once. Session, environment, arguments, output and exit code are its own, as a new
+process's are. ``Warm`` replaces `subprocess.Popen`. `tests.launching` decides what may be a fork.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ REPO = Path(__file__).resolve().parents[1]
 
 
 class _Server:
-    """The process that forks, and what it has told of its children's ends."""
+    """The process that forks, and the exit codes that it has reported."""
 
     def __init__(self) -> None:
         environment = os.environ | {
@@ -39,7 +39,7 @@ class _Server:
             **{"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1},
         )
         self.ended: dict[int, int] = {}
-        self._lines = [b""]  # the last of them has not ended yet
+        self._lines = [b""]  # the last of them is incomplete
 
     def fork(self, job: Mapping[str, Any]) -> int:
         assert self.process.stdin is not None
@@ -58,7 +58,7 @@ class _Server:
         return None
 
     def hears(self, seconds: float | None) -> bool:
-        """Whether there is a line to read, within some seconds."""
+        """Return whether a line can be read within ``seconds``; None waits for one."""
         assert self.process.stdout is not None
         while len(self._lines) < 2 and select.select([self.process.stdout], [], [], seconds)[0]:
             read = os.read(self.process.stdout.fileno(), 2**16)
@@ -71,7 +71,7 @@ _server: _Server | None = None
 
 
 class Warm:
-    """A command of Python that begins with all imports done; the interface of a `Popen`."""
+    """A Python command that starts with all imports done. It has the interface of a `Popen`."""
 
     def __init__(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], out: Path, err: Path
@@ -141,11 +141,11 @@ def _report_ends() -> None:
 
 
 def _become(job: Mapping[str, Any]) -> None:
-    """Be what the job's command would be: its session, environment, files and arguments."""
+    """Give this process the session, environment, folder and files of the job's command."""
     os.setsid()
     os.environ.clear()
     os.environ.update(job["env"])
-    # TorchOpt keeps what it has read there.
+    # TorchOpt caches there what it has read from the environment.
     sys.modules["torchopt.distributed"].get_world_info.world_info = None
     os.chdir(job["cwd"])
     for number, path, flags in (

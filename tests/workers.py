@@ -16,7 +16,7 @@ def worker_of(preset: str, **values: Any) -> Worker:
 
 
 def moved(worker: Worker) -> Params:
-    """Return meta-parameters none of which is as it begins: no one, no zero, no identity."""
+    """Return meta-parameters that all differ from how they begin: no one, zero or identity."""
     generator = torch.Generator().manual_seed(5)
     params = {}
     for name, tensor in worker.learner.meta_parameters().items():

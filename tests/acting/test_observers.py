@@ -1,4 +1,4 @@
-"""One agent, many observers: the same parameters as in one process, and nobody is waited for."""
+"""One agent, many observers: the parameters of one process, and no wait for a failed one."""
 
 import json
 import os
@@ -23,7 +23,6 @@ from tests.launching import SLACK, run, start_ranks, torchrun
 from tests.runs import BRIEF, as_flags, last, metrics, sinusoid, train
 from tests.strategies.faults import wait_for_iteration
 
-LIMIT_S = 60.0
 SHORT: dict[str, Any] = {
     **BRIEF, "horizon": 40, "queries": 2, "meta_batch_size": 5, "dtype": "float64", "log_every": 2,
 }  # fmt: skip
@@ -31,10 +30,10 @@ CONFIG = with_values(PRESETS["reinforce-cartpole"], **SHORT)
 
 
 def test_equal_actions_and_gradients(tmp_path: Path) -> None:
-    """Two observers, and one process: one set of parameters.
+    """Two observers and an agent train the same parameters as one process.
 
-    Five tasks divide by no number of observers, and an iteration's actions follow from the
-    parameters before it: a gradient that differed would be seen in all that comes after.
+    Five tasks do not divide evenly among two. An iteration's actions depend on the parameters
+    before it, so a wrong gradient would change all later iterations.
     """
     alone = train(CONFIG, tmp_path / "alone")["model"]
     flags = as_flags(with_values(CONFIG, strategy="observers"))
@@ -45,10 +44,8 @@ def test_equal_actions_and_gradients(tmp_path: Path) -> None:
     }
     script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(ways)]
     run(torchrun(3, script), timeout=120)
-    for way in ways:
-        model = last(tmp_path / way)["model"]
-        for name, tensor in alone.items():
-            torch.testing.assert_close(model[name], tensor, rtol=0, atol=1e-10, msg=f"{way} {name}")
+    found = {way: last(tmp_path / way)["model"] for way in ways}
+    torch.testing.assert_close(found, dict.fromkeys(ways, alone), rtol=0, atol=1e-10)
     (row,) = metrics(tmp_path / "batched")
     assert row["requests"] == 2 * 2 * 40 and 80 <= row["forwards"] < 160 - row["flushed"]
     assert row["forwards"] == 80 or row["flushed"]
@@ -68,9 +65,9 @@ def request(rank: int, rows: int = 2) -> Tensor:
 
 
 def test_the_last_request_of_a_step_answers_all() -> None:
-    """By parameters other than those it was made with; no request holds its thread."""
+    """It uses the parameters that `follow` set; no request blocks its thread."""
     one, many = inference(), inference()
-    batches = Batches(many, wait=LIMIT_S)
+    batches = Batches(many, wait=60.0)
     batches.begin((1, 2, 3))
     for _ in range(5):
         answers = {rank: batches.ask(rank, request(rank)) for rank in (3, 1)}
@@ -89,7 +86,7 @@ def test_an_observer_that_is_slow_or_gone_is_waited_for_once() -> None:
     assert len(batches.ask(1, request(1, rows=3)).wait()) == 3
     assert time.monotonic() - began >= 0.2
     assert batches.flushed == 1
-    # It is told that the other one has left: the first is all there is.
+    # Observer 2 leaves, so observer 1's request is a whole batch.
     waiting = batches.ask(1, request(1))
     batches.leave(2)
     waiting.wait()
@@ -107,7 +104,7 @@ def test_what_observers_cannot_do_is_said_in_one_line() -> None:
 
 
 def test_training_goes_on_without_observers_but_not_without_the_agent(tmp_path: Path) -> None:
-    """One of three is killed, one frozen; then the agent is killed, and the last one says so."""
+    """One of three is killed, one stopped; then the agent is killed, and the last one says so."""
     config = with_values(CONFIG, iterations=100_000, checkpoint_every=2, strategy="observers")
     args = [*as_flags(config), "--run-dir", str(tmp_path), "--timeout", "30"]
     ranks = start_ranks(4, args)

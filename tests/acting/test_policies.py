@@ -22,7 +22,7 @@ from maml.params import Params
 from maml.run.files import read_rows
 from tests.runs import BRIEF, metrics, result, same, train
 
-# Two states and two actions, three steps: an action moves to a state by chance; 2·2^3·2^2 ways.
+# Two states, two actions, three steps; chance and the action choose the next state: 2^3·2^3 ways.
 STEPS, RATE = 3, 0.7
 FIRST = torch.tensor([0.7, 0.3], dtype=torch.float64)
 MOVES = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.5, 0.5]]], dtype=torch.float64)
@@ -32,7 +32,7 @@ THETA = torch.tensor([[0.3, -0.2], [0.1, 0.6]], dtype=torch.float64)
 
 
 def exact_return(logits: Tensor, gains: Tensor) -> Tensor:
-    """J, by propagating the probabilities of states."""
+    """Return J by propagating the probabilities of states."""
     at, total = FIRST, torch.zeros((), dtype=torch.float64)
     policy = logits.softmax(-1)
     for _ in range(STEPS):
@@ -42,7 +42,7 @@ def exact_return(logits: Tensor, gains: Tensor) -> Tensor:
 
 
 def ways() -> tuple[Tensor, Tensor, Tensor]:
-    """All ways through the process: states and actions ``[W, T]``, what chance gives each."""
+    """Return all ways: states and actions ``[W, T]``, and the states' probabilities ``[W]``."""
     rows, chances = [], []
     for states in itertools.product((0, 1), repeat=STEPS):
         for actions in itertools.product((0, 1), repeat=STEPS):
@@ -63,7 +63,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
 
 
 def expected(logits: Tensor, gains: Tensor) -> Tensor:
-    """DiCE's expectation over episodes: by each way's probability, a constant to it."""
+    """Return DiCE's expectation over episodes, weighted by each way's probability, a constant."""
     logp = log_probabilities(logits)
     weights = (CHANCES * logp.sum(-1).exp()).detach()
     one = torch.func.vmap(lambda logp, rewards: dice(logp, rewards, weights.new_ones(1)))
@@ -71,10 +71,10 @@ def expected(logits: Tensor, gains: Tensor) -> Tensor:
 
 
 def test_drawn_episodes_have_no_bias() -> None:
-    """With the other episodes as baseline: neither the gradient nor the Hessian."""
+    """With the other episodes as baseline, neither the gradient nor the Hessian has a bias."""
     generator = torch.Generator().manual_seed(0)
     batches, episodes = 4000, 5
-    # Which ways they take.
+    # The ways that the episodes take.
     chances = CHANCES * log_probabilities(THETA).sum(-1).exp()
     taken = torch.multinomial(chances, batches * episodes, replacement=True, generator=generator)
     taken = taken.view(batches, episodes)
@@ -93,7 +93,7 @@ def test_drawn_episodes_have_no_bias() -> None:
 
 @pytest.mark.parametrize("way", ["reverse", "mixed"])
 def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
-    """Through what differentiates every learner, with all ways as a task's support and query."""
+    """By `meta_gradient`, as for every learner, with all ways as a task's support and query."""
     logits = THETA.clone().requires_grad_()
     # −J_query(θ + α ∇J_support(θ)), with all expectations inside.
     (inner,) = torch.autograd.grad(exact_return(logits, SUPPORT), logits, create_graph=True)
@@ -110,7 +110,7 @@ def test_the_meta_gradient_is_the_exact_one(way: Any) -> None:
 
     found = meta_gradient(state, {"logits": THETA}, torch.zeros(1, 1), way)
     torch.testing.assert_close(found.gradients["logits"], exact, rtol=0, atol=1e-12)
-    # What is left out to first order is no rounding.
+    # The first-order gradient differs by more than rounding.
     plain = torch.func.grad(lambda at: -exact_return(at, QUERY))(
         THETA + RATE * torch.func.grad(lambda at: exact_return(at, SUPPORT))(THETA)
     )
@@ -124,7 +124,7 @@ def learner(preset: str, **values: Any) -> Any:
 
 @pytest.mark.parametrize("preset", ["maml-navigation", "reinforce-cartpole"])
 def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
-    """An episode's steps, taken one after the other by the network, and the uniform numbers."""
+    """Compute an episode's steps again by the network, and from the uniform numbers."""
     of = learner(preset)
     params = of.meta_parameters()
     tasks = of.open_tasks("train").tasks(torch.arange(2))
@@ -136,7 +136,7 @@ def test_what_was_played_is_as_probable_as_it_says(preset: str) -> None:
         one = type(tasks)(*(part[1:2] for part in tasks))
         alone = of.materialise(params, one)
         for mine, both in zip(alone.query, played.query, strict=True):
-            # As long as the longest of all its episodes; the rest is zeros.
+            # A task's tensors are as long as its longest episode; the rest is zeros.
             lasted = mine.shape[2]
             torch.testing.assert_close(mine[0], both[1][:, :lasted], rtol=0, atol=1e-10)
             assert not both[1][:, lasted:].any()
@@ -179,7 +179,7 @@ def test_a_discount_changes_the_gradient(preset: str) -> None:
 
 
 def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
-    """As every learner; a resumed run is the run that was not stopped."""
+    """Like every learner; a resumed run equals a run that was not stopped."""
     small = {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}
     config = with_values(PRESETS["maml-navigation"], **{**BRIEF, **small, "test_tasks": 4})
     whole = train(config, tmp_path / "whole")

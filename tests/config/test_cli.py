@@ -4,7 +4,6 @@ import contextlib
 import io
 import os
 import re
-import urllib.request
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -20,6 +19,7 @@ from maml.config.fields import FACTS
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.processes.program import run_program
+from tests.datasets.tiny_torchvision import Web
 from tests.launching import run_torchrun
 from tests.runs import as_flags
 
@@ -27,9 +27,8 @@ GLYPHS = "maml-glyphs-5way-1shot"
 SINUSOID = "maml-sinusoid-10shot"
 SUPERVISED = "supervised-glyphs-lenet"
 FIRST_USE = r"(drawing|decoding|reading|downloading|compiling|waiting for) "
-NOT_FLAGS = ("preset", "source", "published", "claim")
 
-# Values of flags that are texts, and what else some flags need.
+# Values for flags whose values are texts, and further flags that some flags need.
 TEXTS = {
     "learner": "protonet", "network": "conv4-pool", "data": "omniglot", "strategy": "local",
     "adapt": "@head", "freeze": "@body", "device": "cuda:1", "data_root": "/some/where",
@@ -45,7 +44,7 @@ EXTRA = {
 
 
 def another(name: str) -> tuple[list[str], Any]:
-    """Another value of a flag than the preset's, and the words for it."""
+    """Return the words that give a flag another value than the preset's, and that value."""
     default, type_ = getattr(PRESETS[GLYPHS], name), get_type_hints(Config)[name]
     if type_ is bool:
         words, value = [flag(f"no_{name}" if default else name)], not default
@@ -93,7 +92,7 @@ def test_flag_parses_and_help_explains_it(name: str, help_text: str) -> None:
     assert (getattr(after, name), type(getattr(after, name))) == (value, type(value))
     assert getattr(before, name) != value
     touched = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
-    for other in (*FLAGS, *NOT_FLAGS):
+    for other in vars(after):
         if other != name and other not in touched:
             assert getattr(after, other) == getattr(before, other)
     options = re.split(r"\n\s*(?=-)", help_text)
@@ -104,13 +103,13 @@ def test_flag_parses_and_help_explains_it(name: str, help_text: str) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_what_a_preset_sets_is_not_given(name: str) -> None:
-    """Spelled out, or on top of it another network, data set or learner: no mistake."""
+    """A preset parses spelled out, too, and with another network, data set or learner."""
     preset = PRESETS[name]
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
     known = registry.data_set(preset.data)
     few_shot = preset.data if known.episodes and known.examples else "glyphs"
-    # Of one class, as a function is, there is nothing to tell apart.
+    # A function has one way; classification needs several.
     given = [name, "--ways", "5"] if preset.ways == 1 else [name]
     parse([*given, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])
     parse([*given, "--data", few_shot, "--network", "lenet", "--learner", "supervised"])
@@ -150,7 +149,7 @@ def test_spellings(words: list[str], name: str, value: Any) -> None:
 
 
 def test_presets_are_listed_and_have_a_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """That of a preset has its own values, and first the flags that it reads."""
+    """A preset's help shows its own values, and begins with the flags that it reads."""
     said = []
     for words in (["--presets"], ["maml-omniglot-20way-5shot", "--help"]):
         with pytest.raises(SystemExit) as stop:
@@ -165,7 +164,7 @@ def test_presets_are_listed_and_have_a_help(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is absolute: config.yaml keeps it, and is read from other folders."""
+    """The path is absolute, because config.yaml is read from other folders, too."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/some/home")
     for data, default in {
@@ -178,7 +177,7 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert parse([GLYPHS, "--data-root", spelled]).data_root == found
 
 
-# ---- bad input, told before anything is opened ------------------------------------------------
+# ---- bad input that is found before anything is opened ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,7 +224,7 @@ def test_bad_flags(words: str, says: str) -> None:
     assert len(message.splitlines()) == 1
 
 
-# ---- bad input, told by the whole program -----------------------------------------------------
+# ---- bad input that the whole program finds ---------------------------------------------------
 
 
 @pytest.fixture
@@ -234,15 +233,13 @@ def mistake(tmp_path: Path, capfd: Any, monkeypatch: Any) -> Any:
     import train_maml
 
     def call(*arguments: str) -> str:
-        # Should the mistake go unnoticed, let it not be for a whole run in the repository.
-        words = [*arguments, "--iterations", "0", "--logger", "none"]
-        if "--test-tasks" not in words:
-            words += ["--test-tasks", "1"]
+        # If the program misses the mistake, the run stays short and outside the repository.
+        words = [*arguments, "--iterations", "0", "--logger", "none", "--test-tasks", "1"]
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as stop:
             run_program(train_maml.main, words)
         said = capfd.readouterr().err.splitlines(keepends=True)
-        # Data that no test has used before is drawn or decoded now, and says so.
+        # The first use of data prints that the data is drawn or decoded.
         err = "".join(line for line in said if not re.match(FIRST_USE, line))
         assert stop.value.code == 2, err
         assert re.fullmatch(r"error: [^\n]+\n", err), err
@@ -277,11 +274,7 @@ def test_bad_requests(
 def test_missing_data_names_three_ways_out(
     tmp_path: Path, mistake: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    def no_network(*args: object, **kwargs: object) -> None:
-        raise OSError("Network is unreachable")
-
-    monkeypatch.setattr(urllib.request, "urlopen", no_network)
+    Web({}, monkeypatch)
     message = mistake("maml-omniglot-5way-1shot", "--data-root", str(tmp_path / "nothing"))
     assert str(tmp_path / "nothing" / "omniglot") in message
     for way_out in ("images_background.zip", "--data-root", "download", "maml-glyphs"):
@@ -325,7 +318,7 @@ def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) 
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].startswith(f"error: {says}")
-    # torchrun has its own page, which ends with our line; none of ours is a traceback.
+    # torchrun's own report ends with our line. Our part has no traceback.
     assert f"traceback : {errors[0]}" in done.stderr.rpartition("Root Cause")[2]
     assert 'train_maml.py", line' not in done.stderr
 

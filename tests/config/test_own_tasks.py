@@ -1,6 +1,5 @@
-"""Tasks, examples, targets and losses of a user's own that are others than ours."""
+"""A user's own tasks, examples, targets and losses, of other kinds than ours."""
 
-import itertools
 import re
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ BRIEF = [
     "--meta-batch-size", "4", "--eval-every", "0", "--test-tasks", "3", "--log-every", "1",
     "--logger", "none", "--threads", "1",
 ]  # fmt: skip
-_numbers = itertools.count()
 
 SOURCE = '''
 import math
@@ -102,8 +100,8 @@ class Weighted(MAML):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module of the above, of no other test, in the current directory."""
-    name = f"own_tasks_{next(_numbers)}"
+    """Return the name of a new module with the source above, in the current directory."""
+    name = f"own_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -111,7 +109,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def untrained(config: Config) -> float:
-    """The loss of the run's test tasks before any training."""
+    """Return the loss of the run's test tasks before any training."""
     learner = build_learner(config)
     tasks = learner.open_tasks("test", evaluation=True).tasks(torch.arange(config.test_tasks))
     return float(learner.evaluate(learner.meta_parameters(), tasks)["loss"].mean())
@@ -123,14 +121,14 @@ WRONG = {
     "above": r"query_y has the label 7; of 5 ways labels are from 0 to 4$",
     "larger": r"query_x is float32 \[1, 10, 1, 9, 9\]; that of the first task is float32 "
     r"\[1, E, 1, 8, 8\]$",
-    "list": r"TypeError: .* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed 0$",
-    "raises": r"AttributeError: .*no_such_part.* \(.*own_tasks_\d+.py:\d+\); train task 5 of seed",
+    "list": r"TypeError: .* \(.*own_\w+.py:\d+\); train task 5 of seed 0$",
+    "raises": r"AttributeError: .*no_such_part.* \(.*own_\w+.py:\d+\); train task 5 of seed",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("change", WRONG)
 def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str) -> None:
-    """In training, where it is made ahead in a thread; alone, and in a batch, by the library."""
+    """Alone and in a batch, in a run (which makes tasks ahead in a thread) and in the library."""
     data = f"{own}:bad(change='{change}')"
     where = "" if change in ("list", "raises") else "train task 5 of seed 0: "
     line = rf"^--data {re.escape(data)}: {where}{WRONG[change]}"
@@ -140,7 +138,7 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str) -> None:
         with pytest.raises(DataError, match=line) as caught:
             learner.open_tasks("train").tasks(torch.tensor(ids))
         assert "\n" not in str(caught.value)
-    if change == "above":  # what labels mean is known to a learner alone
+    if change == "above":  # only a learner knows the labels' range
         with pytest.raises(DataError, match=line):
             Trainer(parse([*words, "--iterations", "3", "--task-batch", "2"])).run()
     else:
@@ -149,7 +147,7 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str) -> None:
 
 
 def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: Path) -> None:
-    """Held against the training split's; and no run directory is left."""
+    """It is compared with the training split's, and no run directory is left."""
     for change in ("above", "larger", "raises"):
         data = f"{own}:bad(change='{change}', at=0, of='test')"
         words = ["maml-glyphs-5way-1shot", "--data", data, "--network", f"{own}:flat", *BRIEF]
@@ -184,7 +182,7 @@ def test_what_says_the_same_in_another_dtype_is_converted(kind: str, dtype: str,
 
 
 def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
-    """From a command to the library, which takes integers, too, and no floats."""
+    """From a command to the library, which also takes integers and refuses floats."""
     words = ["maml-sinusoid-10shot", "--data", f"{own}:words", "--ways", "5", *BRIEF]
     run_dir = tmp_path / "run"
     command = [*words, "--network", f"{own}:Words", "--meta-gradient", "mixed", "--inner-lr", "0.3"]
@@ -206,7 +204,7 @@ def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
 
 
 def test_points_of_any_size(own: str, tmp_path: Path) -> None:
-    """The network has as many inputs and outputs; so has what a trained model takes."""
+    """The network has the points' size, and a trained model takes points of this size only."""
     run_dir = str(tmp_path / "run")
     words = ["maml-sinusoid-10shot", "--data", f"{own}:points", "--ways", "5", *BRIEF]
     assert Trainer(parse([*words, "--iterations", "1", "--run-dir", run_dir])).run() == 0
@@ -221,7 +219,7 @@ def test_points_of_any_size(own: str, tmp_path: Path) -> None:
 
 
 def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: Path) -> None:
-    """Two outputs a target; tests are scored by the loss that is trained."""
+    """Two outputs for each target. Tests are scored by the loss that is trained."""
     run_dir = tmp_path / "run"
     words = ["maml-sinusoid-10shot", "--learner", f"{own}:Gaussian", "--network", f"{own}:two"]
     more = ["--iterations", "60", "--meta-lr", "0.01", "--run-dir", str(run_dir)]
@@ -232,7 +230,7 @@ def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: P
     assert evaluate([str(run_dir), "--tasks", "3", "--trust"]) == 0
     (row,) = read_rows(run_dir / "evaluations.jsonl")
     assert row["loss"] == result(run_dir)["loss"] and row["error"] == result(run_dir)["error"]
-    # Weights of classes, which are a buffer.
+    # Class weights, in a buffer.
     images = ["--data", f"{own}:images", "--network", f"{own}:flat", *BRIEF]
     weighted = ["maml-glyphs-5way-1shot", "--learner", f"{own}:Weighted", *images]
     for each in (config, parse(weighted)):

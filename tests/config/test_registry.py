@@ -1,4 +1,4 @@
-"""Components own their facts, and fields theirs: nothing is said twice, or of what there is not."""
+"""Each component and each field states its facts once, and only about things that exist."""
 
 import dataclasses
 import re
@@ -35,7 +35,7 @@ def test_facts_are_of_what_there_is(kind: str, name: str) -> None:
 
 
 def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
-    """Read as text: what the file imports, or does, has no say."""
+    """A file is read as text: it is not imported, so errors in it do not matter."""
     first, second = tmp_path / "some", tmp_path / "where" / "else"
     (first / "inner").mkdir(parents=True)
     second.mkdir(parents=True)
@@ -54,13 +54,13 @@ def test_a_component_is_a_file_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_every_field_is_a_flag_of_one_kind() -> None:
-    """What is compared, what result.json tells when it is changed, what may differ by process."""
+    """Each field must match, is reported in result.json, may differ by process, or is a WAY."""
     facts = facts_of(Config)
     of_the_way = [name for name in facts if facts[name].role is WAY]
     kinds = [*MUST_MATCH, *OF_THE_RESULT, *OF_A_HOST, *of_the_way]
     assert sorted(kinds) == sorted(FIELDS)
     assert FIELDS - set(FLAGS) == {"preset", "source", "published", "claim"}
-    # Where and how tasks run is no result; what they are is.
+    # Where and how tasks run does not change the result; the tasks themselves do.
     assert {"strategy", "partition", "kernels", "meta_gradient", "timeout"} <= set(of_the_way)
     assert {"data_root", "device", "threads", "run_dir", "logger"} <= set(OF_A_HOST)
     assert {"ps_mode", "iterations", "eval_inner_steps", "test_tasks"} <= set(OF_THE_RESULT)

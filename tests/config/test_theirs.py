@@ -55,18 +55,18 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The documented examples in a folder of their own, which is the current one."""
+    """Copy the documented examples to a new folder, and make it the current folder."""
     for path in EXAMPLES.glob("*.py"):
         shutil.copy(path, tmp_path)
     monkeypatch.chdir(tmp_path)
-    # What a process imports once stays; the copies of all tests are the same.
+    # A process imports a module only once. That is right, because all tests have equal copies.
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path
 
 
 @pytest.fixture
 def write(folder: Path) -> Write:
-    """Write a module of a name that no other test has, and return that."""
+    """Return a function that writes a module under a new name and returns the name."""
 
     def call(source: str) -> str:
         name = f"theirs_{next(_numbers)}"
@@ -77,7 +77,7 @@ def write(folder: Path) -> Write:
 
 
 def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
-    """By launch/local in their folder, as in one process; then continued, and evaluated there."""
+    """launch/local trains as one process does, in their folder; runs continue and are evaluated."""
     environment = {"MAML_CACHE": str(cache_dir), "PYTHONPATH": str(REPO), "VENV": sys.prefix}
     words = [*SMALL, "--strategy", "rpc", "--run-dir", "rpc", "--workers", "2"]
     run([str(REPO / "launch" / "local"), *words], 240, cwd=folder, env=environment)
@@ -97,7 +97,7 @@ def test_from_command_to_evaluation(folder: Path, cache_dir: Path) -> None:
 
 
 def test_where_their_file_is_not(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where a run is read, in another folder, that is said; it is no matter of versions."""
+    """The message names the folder or the error, and does not blame another version."""
     run_dir = tmp_path_factory.mktemp("run")
     (run_dir / "config.yaml").write_text(yaml.dump({"config": {"network": "not_here:Net"}}))
     with pytest.raises(UserError) as caught:
@@ -212,7 +212,7 @@ class Sharp(MAML):
 
 
 def test_each_may_have_arguments_of_its_own(write: Write, tmp_path: Path) -> None:
-    """They are part of the name; a learner stays the class that it is, with its base's facts."""
+    """Arguments are part of the name; a learner keeps its class and its base's facts."""
     module = write(ARGUMENTS)
     network, data, learner = (
         f'{module}:net(width=6, norm="a (b", sizes=[1])',
@@ -221,7 +221,7 @@ def test_each_may_have_arguments_of_its_own(write: Write, tmp_path: Path) -> Non
     )
     words = [*IMAGES, "--network", network, "--data", data, "--learner", learner]
     config = parse([*words, "--iterations", "1", "--test-tasks", "2", "--run-dir", "run"])
-    for _ in range(2):  # a list that was changed is the same again
+    for _ in range(2):  # net() changes its list; the next call gets a new one
         built = build_learner(config)
         assert built.network.get_parameter("module.1.weight").shape == (6, 784)
     assert vars(built)["sharp"] == (-0.5, {"other": {"a": (1, None)}})
@@ -277,7 +277,7 @@ def test_what_cannot_be_is_one_line(words: str, write: Write) -> None:
 
 
 def test_of_two_of_theirs_the_one_at_fault_is_named(write: Write) -> None:
-    """By where it happened, whichever of them calls the other."""
+    """The component whose file raised the error is named, whichever calls the other."""
     learner = write(NETWORKS)
     network = write(
         "from torch import nn\nclass Plain(nn.Sequential):\n"
@@ -310,7 +310,7 @@ def test_a_network_for_observations_gets_their_size(write: Write) -> None:
 
 
 def test_an_ordinary_module_s_statistics_are_explicit() -> None:
-    """Those of the batch are torch's in training; given ones, torch's running ones."""
+    """Batch statistics equal torch's in training; given statistics equal torch's running ones."""
     support, query = torch.rand(2, 5, 1, 8, 8, dtype=torch.float64)
     peer = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6),
@@ -330,11 +330,11 @@ def test_an_ordinary_module_s_statistics_are_explicit() -> None:
 
 ODD_NETWORKS = """
 import torch
+from torch import nn
+from maml.networks.conv4 import Conv4
 def Lazy(shape, ways):
     layers = nn.LazyConv2d(4, 3, 2), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(ways)
     return nn.Sequential(*layers)
-from torch import nn
-from maml.networks.conv4 import Conv4
 class Whole(nn.Linear):
     def __init__(self):
         super().__init__(784, 5)
@@ -363,56 +363,12 @@ class Mine(Conv4):
     def forward(self, x, statistics=None):
         outputs, used = super().forward(x, statistics)
         return 2 * outputs, used
-"""
-
-
-def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(write: Write) -> None:
-    module = write(ODD_NETWORKS)
-    lines = {"whole": "which cannot learn; make it a buffer",
-             "doubling": "has a forward or hooks of its own",
-             "Switching": "forward switches the mode of a batch norm"}  # fmt: skip
-    for name, line in lines.items():
-        with pytest.raises((UserError, DataError), match=f"--network {module}:{name}: .*{line}"):
-            build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
-
-
-MIXING = """
-from torch import nn
 class Mixing(nn.Module):
     def __init__(self, shape, ways):
         super().__init__()
         self.layer = nn.Linear(784, ways)
     def forward(self, x):
         return self.layer((x - x.mean(0)).flatten(1))
-"""
-
-
-def test_a_network_that_mixes_examples_answers_no_query_alone(
-    write: Write, tmp_path: Path, capsys: Any
-) -> None:
-    """Refused where that is asked for, without a trace on the disk; else said in a line."""
-    network = f"{write(MIXING)}:Mixing"
-    run_dir = tmp_path / "run"
-    words = [*IMAGES, "--network", network, "--iterations", "0", "--test-tasks", "2",
-             "--run-dir", str(run_dir)]  # fmt: skip
-    with pytest.raises(UserError, match=f"^--no-transductive: --network {network} answers an exa"):
-        Trainer(parse([*words, "--no-transductive"]))
-    assert not run_dir.exists()
-    assert Trainer(parse(words)).run() == 0
-    assert evaluate([str(run_dir), "--tasks", "2", "--trust"]) == 0
-    line = f"warning: --network {network}: an example's answer depends on the other examples"
-    assert capsys.readouterr().err.count(line) == 2
-    with pytest.raises(UserError, match=r"^--non-transductive: --network"):
-        evaluate([str(run_dir), "--tasks", "2", "--non-transductive", "--trust"])
-    adapted = maml.load(run_dir, trust=True).adapt(torch.rand(5, 1, 28, 28), range(5))
-    with pytest.raises(UserError, match=r'^batch_statistics "support": .*; ask for "query"'):
-        adapted.predict(torch.rand(4, 1, 28, 28))
-    assert adapted.predict(torch.rand(4, 1, 28, 28), "query").shape == (4, 5)
-
-
-UNBATCHED = """
-import torch
-from torch import nn
 class Branching(nn.Module):
     def __init__(self, shape, ways):
         super().__init__()
@@ -429,11 +385,44 @@ def frozen(shape, ways):
 """
 
 
+def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(write: Write) -> None:
+    module = write(ODD_NETWORKS)
+    lines = {"whole": "which cannot learn; make it a buffer",
+             "doubling": "has a forward or hooks of its own",
+             "Switching": "forward switches the mode of a batch norm"}  # fmt: skip
+    for name, line in lines.items():
+        with pytest.raises((UserError, DataError), match=f"--network {module}:{name}: .*{line}"):
+            build_learner(parse([*IMAGES, "--network", f"{module}:{name}"]))
+
+
+def test_a_network_that_mixes_examples_answers_no_query_alone(
+    write: Write, tmp_path: Path, capsys: Any
+) -> None:
+    """A request for such answers is an error and writes no files; else there is one warning."""
+    network = f"{write(ODD_NETWORKS)}:Mixing"
+    run_dir = tmp_path / "run"
+    words = [*IMAGES, "--network", network, "--iterations", "0", "--test-tasks", "2",
+             "--run-dir", str(run_dir)]  # fmt: skip
+    with pytest.raises(UserError, match=f"^--no-transductive: --network {network}: an example's "):
+        Trainer(parse([*words, "--no-transductive"]))
+    assert not run_dir.exists()
+    assert Trainer(parse(words)).run() == 0
+    assert evaluate([str(run_dir), "--tasks", "2", "--trust"]) == 0
+    line = f"warning: --network {network}: an example's answer depends on the other examples"
+    assert capsys.readouterr().err.count(line) == 2
+    with pytest.raises(UserError, match=r"^--non-transductive: --network"):
+        evaluate([str(run_dir), "--tasks", "2", "--non-transductive", "--trust"])
+    adapted = maml.load(run_dir, trust=True).adapt(torch.rand(5, 1, 28, 28), range(5))
+    with pytest.raises(UserError, match=r'^batch_statistics "support": .*; ask for "query"'):
+        adapted.predict(torch.rand(4, 1, 28, 28))
+    assert adapted.predict(torch.rand(4, 1, 28, 28), "query").shape == (4, 5)
+
+
 def test_what_cannot_be_batched_trains_and_is_evaluated(
     write: Write, tmp_path: Path, capsys: Any
 ) -> None:
     """The start says so, config.yaml keeps it, and the model adapts as in training."""
-    network = f"{write(UNBATCHED)}:Branching"
+    network = f"{write(ODD_NETWORKS)}:Branching"
     words = [*BRIEF_WORDS, "--network", network, "--run-dir", str(tmp_path), "--dtype", "float64"]
     assert Trainer(parse(["imaml-glyphs-5way-1shot", *words])).run() == 0
     line = "finds another gradient, so tasks are computed one by one"
@@ -450,8 +439,8 @@ def test_what_cannot_be_batched_trains_and_is_evaluated(
 
 
 def test_a_norm_in_evaluation_mode_keeps_its_statistics(write: Write, tmp_path: Path) -> None:
-    """Features of a frozen body are torch's; a checkpoint and ``--init`` have its statistics."""
-    module = write(UNBATCHED)
+    """A frozen body gives torch's features; a checkpoint and ``--init`` have its statistics."""
+    module = write(ODD_NETWORKS)
     words = [*IMAGES, "--network", f"{module}:frozen", "--dtype", "float64"]
     learner = build_learner(parse(words))
     assert "network.module.0.1.running_var" in learner.meta_parameters()
@@ -514,7 +503,7 @@ def forgetful(split): return apart("train")
 def test_what_a_data_set_may_return(
     attribute: str, flags: list[str], shape: tuple[int, ...], write: Write
 ) -> None:
-    """Opened once to see its images, for the network; regressed where targets are numbers."""
+    """A learner opens it at first for the image shape; numbers as targets mean regression."""
     spelled = f"{write(DATA)}:{attribute}"
     config = parse(["maml-glyphs-5way-1shot", "--data", spelled, "--network", "lenet", *flags])
     learner = build_learner(config)
@@ -593,7 +582,7 @@ class Learner(MAML):
 
 
 def test_initial_weights_follow_the_seed_whoever_draws_them(write: Write) -> None:
-    """And what a program draws elsewhere does not follow it."""
+    """The program's own generators keep their states."""
     words = [*IMAGES, "--network", f"{write(DICE)}:Drawn", "--seed"]
     before = np.random.get_state()[1].tolist(), random.getstate()
     zero, again, one = (

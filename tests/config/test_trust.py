@@ -1,4 +1,4 @@
-"""Files are data: what one names is imported by nobody who was not told to trust it."""
+"""Files are data: no command imports code that only a file names, unless told to trust it."""
 
 import copy
 import pickle
@@ -60,7 +60,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(home)
         patch.setattr(sys, "path", [*sys.path])
         patch.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
-        # As a command line that only this run was given.
+        # The command line of this run.
         patch.setattr(sys, "argv", ["train_maml.py", *WORDS])
         assert Trainer(parse([*WORDS, "--run-dir", "mine"])).run() == 0
         assert record.main(["mine", "--trust", "--records", "records"]) == 0
@@ -78,14 +78,14 @@ def marking(there: Path) -> str:
 
 @pytest.fixture
 def strange(home: Path, tmp_path: Path) -> Iterator[dict[str, Path]]:
-    """A run, a checkpoint and a record by a stranger, whose code lies where it would be found."""
+    """Yield a stranger's run, with checkpoints, and record; their code could be imported."""
     there = tmp_path / "strange"
     there.mkdir()
     (home / "evil_beside.py").write_text(marking(there))
     (home / "evil_pack").mkdir(exist_ok=True)
     for name in ("__init__", "inner"):
         (home / "evil_pack" / f"{name}.py").write_text(marking(there))
-    # Names that leave a file behind as soon as anybody imports, or calls, what they mean.
+    # Names that leave a file behind if anything imports or calls them.
     says = {"BASH_FUNC_train%%": f"() {{ touch {there / 'MARK'}; }}"}
     popen = f"subprocess:Popen(executable='/bin/bash', shell=True, env={says})"
     named = {"data": popen, "network": "evil_beside:Net", "learner": "evil_pack.inner:Mine"}
@@ -176,12 +176,12 @@ def test_with_trust_each_command_works(
     for main, words in commands:
         code, lines = ended(main, [*words, "--trust"], capsys)
         assert code == 0, (words, lines)
-    # What has no refused step gets as far as being told that: maml.replay has its own tests.
+    # This run has no refused step to replay, and the message says so. maml.replay has own tests.
     code, lines = ended(replay.main, [made, "--trust"], capsys)
     assert code == 2 and "no step of this run was refused" in lines[0]
     config = f"{made}/config.yaml"
     assert parse(["--config", config, "--trust"]).network == HONEST
-    # Who names the same on the command line is believed, and a run goes on in its own directory.
+    # The same name on the command line is trusted, and a run goes on in its own directory.
     assert parse(["--config", config, "--network", HONEST, "--seed", "2"]).network == HONEST
     assert Trainer(parse([*WORDS, "--run-dir", made, "--iterations", "2"])).run() == 0
     assert last(tmp_path / "run")["iteration"] == 2
@@ -190,7 +190,7 @@ def test_with_trust_each_command_works(
 
 
 def test_what_a_file_has_said_stays_so(home: Path) -> None:
-    """However its configuration is copied; and whoever else has been believed."""
+    """A copied name stays untrusted, even when the same name was trusted elsewhere."""
     config = read_config(Path("mine"))
     for name in (config.network, copy.deepcopy(config).network,
                  pickle.loads(pickle.dumps(config)).network):  # fmt: skip
@@ -216,13 +216,10 @@ def test_a_component_is_defined_where_it_is_named(name: str, says: str, home: Pa
         parse(["maml-glyphs-5way-1shot", "--network", name])
 
 
-def test_a_file_names_no_other_folder(home: Path, tmp_path: Path) -> None:
-    """A preset's name is that of the folders that are made for it."""
-    preset = "../maml"
-    content = yaml.safe_load((home / "mine" / "config.yaml").read_text())
-    content["config"]["preset"] = preset
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(UserError, match=f"preset '{preset}': cannot name a folder"):
+def test_a_file_names_no_other_folder(tmp_path: Path) -> None:
+    """A preset's name becomes the name of folders."""
+    (tmp_path / "config.yaml").write_text("config: {preset: ../maml}")
+    with pytest.raises(UserError, match=r"preset '\.\./maml': cannot name a folder"):
         saved.read(tmp_path / "config.yaml")
 
 

@@ -1,4 +1,4 @@
-"""Fixtures of the data set tests; where real data and the cache are is in ``tests/conftest.py``."""
+"""Fixtures of the data set tests. ``tests/conftest.py`` has those for real data and the cache."""
 
 import os
 import subprocess

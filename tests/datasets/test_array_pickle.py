@@ -1,4 +1,4 @@
-"""Pickles of arrays are read as numpy wrote them; nothing else in a pickle is made or run."""
+"""Pickles of arrays are read as numpy wrote them; a pickle creates and runs nothing else."""
 
 import contextlib
 import pickle
@@ -85,7 +85,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, protocol: int) -> None:
     assert mark.exists(), "the pickle is not hostile at all"
 
 
-# What numpy itself would take, and could crash on.
+# Numpy itself would accept these arrays, and could crash.
 DTYPE = (
     b"cnumpy\ndtype\n(U\x02%sK\x00K\x01tR(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
 )

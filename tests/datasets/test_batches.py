@@ -1,19 +1,18 @@
-"""Mini-batches are pure functions of their address, and an epoch sees each example once."""
+"""A mini-batch is a pure function of its address, and an epoch has no example twice."""
 
 import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, ImageClasses, Task
+from datasets import DataError, ImageClasses
 from datasets.batches import PLACES, Batches, Examples, divide
-from tests.runs import same
 
 N, E = 53, 8
 PER_EPOCH = N // E
 
 
 def examples(first: int = 0, n: int = N) -> Examples:
-    """Rows ``first``, ``first + 2``, …: an image's pixels all hold its row, which is its label."""
+    """Return rows ``first``, ``first + 2``, …: an image's pixels and its label are its row."""
     images = np.broadcast_to(np.arange(200, dtype=np.uint8)[:, None, None], (200, 4, 5))
     rows = first + 2 * np.arange(n, dtype=np.int64)
     return Examples(images, rows, rows.copy())
@@ -45,26 +44,13 @@ def test_an_epoch_has_no_example_twice():
     drawn = batches.tasks(epoch * PER_EPOCH + torch.arange(PER_EPOCH)).query_y
     assert len(set(drawn.flatten().tolist())) == PER_EPOCH * E
     assert set(drawn.flatten().tolist()) <= set(examples().rows.tolist())
-    # Others are left out in another epoch.
+    # Each epoch leaves out other examples.
     many = batches.tasks(torch.arange(50 * PER_EPOCH)).query_y
     assert set(many.flatten().tolist()) == set(examples().rows.tolist())
 
 
-@pytest.mark.parametrize("make", [training, held_out])
-def test_a_task_is_the_same_alone_in_any_order_and_of_any_instance(make):
-    batches = make()
-    ids = torch.arange(40)
-    together = batches.tasks(ids)
-    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(0))
-    assert same(batches.tasks(shuffled), Task(*(part[shuffled] for part in together)))
-    for i in (0, 17, 39):
-        assert same(make().tasks(ids[i : i + 1]), Task(*(part[i : i + 1] for part in together)))
-    assert same(batches.tasks(ids), together)
-    assert all(len(part) == 0 for part in batches.tasks(ids[:0]))
-
-
 def test_held_out_examples_come_in_one_order_whatever_the_seed():
-    """With a batch of training examples each, at an address of its own."""
+    """The support set of each is a batch of training examples, which depends on the seed."""
     batches = held_out()
     assert batches.one_pass == 3  # 20 examples in batches of 8
     tasks, other = batches.tasks(torch.arange(8)), held_out(seed=9).tasks(torch.arange(8))

@@ -1,4 +1,4 @@
-"""A cached array is whole or absent, whoever builds it and however that ends."""
+"""A cached array is whole or absent, even if its builder is killed or fails."""
 
 import io
 import re
@@ -76,7 +76,7 @@ def test_a_killed_builder_leaves_nothing_that_anyone_uses(empty_cache, run_pytho
 
 
 def test_what_cannot_be_written_is_one_line(empty_cache, run_python, monkeypatch):
-    """A real refusal of the system to write more, and a folder that is none."""
+    """First the system refuses to write more; then the cache folder is a file."""
     code = """
 import resource
 import numpy as np

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, cifar_few_shot, open_episodes
+from datasets import cifar_few_shot, open_episodes
 from datasets.cifar_few_shot import CLASSES, labels
 from datasets.episodes import SPLITS
 from tests.datasets.tiny_torchvision import Tiny
@@ -40,8 +40,6 @@ def test_images_are_all_there_and_a_task_has_those_of_its_split(
 ) -> None:
     """Of a miniature with three images of each class."""
     tiny = Tiny("cifar100", monkeypatch, {"train": 200, "test": 100})
-    with pytest.raises(DataError, match="cifar100 is missing or damaged"):
-        cifar_few_shot.open_images(tmp_path)
     tiny.write(tmp_path)
     found = cifar_few_shot.open_images(tmp_path)
     train, test = tiny.images["train"], tiny.images["test"]

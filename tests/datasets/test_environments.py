@@ -1,4 +1,4 @@
-"""Environments as tensors: gymnasium's CartPole step by step, addressed chance, episodes' ends."""
+"""Environments as tensors: gymnasium's CartPole step by step, draws by address, episodes' ends."""
 
 import gymnasium
 import numpy as np
@@ -45,7 +45,7 @@ def test_cartpole_is_gymnasium_s_step_by_step() -> None:
 
 @pytest.mark.parametrize("name", ["cartpole", "cartpole-turned", "navigation"])
 def test_chance_has_addresses(name: str) -> None:
-    """A task is the same alone and beside others; no two, and no two episodes, are alike."""
+    """A task is the same alone and in a batch. All draws of all tasks and episodes differ."""
     opened = open_environments(name, "train", **COUNTS, starts=2)
     together = opened.tasks(torch.tensor([7, 3, 5]))
     alone = opened.tasks(torch.tensor([3]))
@@ -83,7 +83,7 @@ def right(observations: Tensor, draws: Tensor) -> Tensor:
 
 
 def test_an_episode_that_ends_goes_on_with_the_next_start_or_stands_still() -> None:
-    """Pushed right always, a pole falls after about ten steps."""
+    """If the cart is always pushed right, the pole falls after about ten steps."""
     for starts in (1, 3):
         tasks: Task = open_environments(
             "cartpole", "train", **COUNTS | {"horizon": 60}, starts=starts
@@ -98,7 +98,7 @@ def test_an_episode_that_ends_goes_on_with_the_next_start_or_stands_still() -> N
                 lengths = np.diff([-1, *ends])
                 assert lengths.min() >= 7 and lengths.max() <= 12
                 assert float(played.alive[task, episode].sum()) == ends[-1] + 1
-                # What is seen after an end is the next first state.
+                # The observation after an end is that of the next start.
                 for start, end in enumerate(ends[:-1], 1):
                     torch.testing.assert_close(
                         played.observations[task, episode, end + 1],
@@ -107,7 +107,7 @@ def test_an_episode_that_ends_goes_on_with_the_next_start_or_stands_still() -> N
 
 
 def test_the_time_limit_ends_first_episodes_alone() -> None:
-    """Of 15 steps, the first ten or so are an episode; the one after is cut, and has no end."""
+    """Of 15 steps, about ten are the first episode; the second one is cut and has no end."""
     tasks = open_environments("cartpole", "train", **COUNTS, starts=9).tasks(torch.arange(1))
     for horizon in (5, 15):
         draws = tasks.query_y[..., :horizon, :]

@@ -1,4 +1,4 @@
-"""Tasks are pure functions of their address, and are what their layout says."""
+"""A task is a pure function of its address, and holds the images that its layout names."""
 
 import hashlib
 
@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from datasets import DataError, Episodes, FewShotImages, ImageClasses, Task, open_episodes
+from datasets.sinusoid import Sinusoid
+from tests.datasets.test_batches import held_out, training
 from tests.runs import same
 
 
@@ -47,19 +49,27 @@ def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dty
                 assert torch.equal(found, torch.from_numpy(expected.copy()).to(dtype) / 255)
 
 
-def test_a_task_is_the_same_alone_or_in_any_batch(small_images):
-    e = episodes(small_images)
-    ids = torch.arange(40)
-    together = e.tasks(ids)
-    shuffled = ids.flip(0)
-    assert same(Task(*(part.flip(0) for part in e.tasks(shuffled))), together)
+def few_shot() -> FewShotImages:
+    return episodes(np.random.default_rng(0).integers(0, 256, (30, 20, 9, 9), dtype=np.uint8))
+
+
+def waves() -> Sinusoid:
+    return Sinusoid(split="test", shots=5, queries=5, seed=3)
+
+
+@pytest.mark.parametrize("make", [few_shot, waves, training, held_out])
+def test_a_task_is_the_same_alone_in_any_order_and_of_any_instance(make):
+    some, ids = make(), torch.arange(40)
+    together = some.tasks(ids)
+    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    assert same(some.tasks(shuffled), Task(*(part[shuffled] for part in together)))
     for i in (0, 17, 39):
-        assert same(e.tasks(ids[i : i + 1]), Task(*(part[i : i + 1] for part in together)))
-    # Asking twice, after other requests, and of another instance, changes nothing either.
-    assert same(episodes(small_images).tasks(ids), together)
+        assert same(make().tasks(ids[i : i + 1]), Task(*(part[i : i + 1] for part in together)))
+    assert same(some.tasks(ids), together)
+    assert all(len(part) == 0 for part in some.tasks(ids[:0]))
 
 
-# Of the first task sets that anyone trained on: a run can be repeated only while they stay.
+# Digests of the first tasks that runs trained on. If they change, no old run can be repeated.
 GOLDEN = {
     ("noise", 5, 5, 15, "train"): "fa2916ad23c0dce1",
     ("glyphs", 5, 1, 5, "train"): "f84886e4ddf91cca",
@@ -86,7 +96,7 @@ def test_tasks_never_change(request_, request):
 
 
 def unequal(names: list[str] | None = None, **changes: int) -> FewShotImages:
-    """Classes of 4 to 40 images, whose pixels tell their row; a gap lies between two of them."""
+    """Return classes of 4 to 40 images. An image's pixels are its row; rows 44 to 49 are unused."""
     images = np.broadcast_to(np.arange(87, dtype=np.uint8)[:, None, None], (87, 2, 2))
     first = np.array([0, 4, 50, 59, 64, 81])
     found = ImageClasses(images, first, np.array([4, 40, 9, 5, 17, 6]), False, names)
@@ -104,7 +114,7 @@ def test_classes_of_unequal_size_give_all_their_images_equally_often():
     assert all(len(set(of_task)) == 5 for of_task in layout.classes)
     belongs = rows - e.first[layout.classes][..., None]
     assert (belongs >= 0).all() and (belongs < e.counts[layout.classes][..., None]).all()
-    # Every class as often as the others, whatever its size, and every image of it.
+    # All classes are equally frequent, whatever their size, and so are the images of a class.
     times = np.bincount(rows.ravel(), minlength=87)
     for first, count in zip(e.first, e.counts, strict=True):
         expected = 4000 * 5 / 6 * 4 / count

@@ -1,4 +1,4 @@
-"""A stranger's folder of images: found, divided, decoded once, and every mistake said in a line."""
+"""A user's folder of images is found, divided and decoded once, and each mistake is one line."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from datasets.folder import read_images
 SIZE = 12
 
 
-# No test finds what another decoded.
+# No test may find images that another test decoded.
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
@@ -53,16 +53,14 @@ def refused(root: Path, split: str = "train", **options) -> str:
 
 
 def of_split(root: Path, split: str, **options) -> set[str]:
-    found = folder.open_classes(split, data_root=root, image_size=4, **options)
-    assert found.names is not None
-    return set(found.names)
+    return set(folder.open_classes(split, data_root=root, image_size=4, **options).names)
 
 
 # ---- a stranger's folder ---------------------------------------------------------------------
 
 
 def test_a_strangers_folder_gives_episodes_in_every_split(tmp_path, capfd):
-    """Divided; grey PNGs and colour JPEGs of several sizes, odd names, and what is no image."""
+    """With split folders, grey PNGs, colour JPEGs, several sizes, odd names, and other files."""
     root = tmp_path / "my photos"
     classes(root / "train", {"Äpfel": 3, "big dog": 7, "猫": 2})
     shade(root / "train" / "big dog" / "IMG 0001.JPG", 200, (90, 60), "RGB")
@@ -90,7 +88,7 @@ def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
     splits = {split: of_split(root, split) for split in SPLITS}
     assert [len(names) for names in splits.values()] == [16, 4, 5]
     assert len(set.union(*splits.values())) == 25
-    # Drawn, not the first ones; the same here as on every other machine, and for every seed.
+    # The test classes are drawn at random, but the same on every machine and for every seed.
     assert sorted(name[-2:] for name in splits["test"]) == ["03", "08", "10", "14", "19"]
     copied = shutil.copytree(root, tmp_path / "elsewhere")
     assert of_split(copied, "test") == splits["test"]
@@ -98,7 +96,7 @@ def test_classes_beside_one_another_are_divided_once_and_for_all(tmp_path):
     message = r"--ways 2: too few classes for validation; .* train 5, validation 0, test 20: add"
     with pytest.raises(DataError, match=message):
         folder.open_classes("validation", data_root=root, split_fractions="0.2,0,0.8", ways=2)
-    # A class may be called as a split is.
+    # A class may have the name of a split.
     odd = classes(tmp_path / "odd", {"test": 3, "train": 3, "bus": 3})
     assert of_split(odd, "train", split_fractions="1,0,0") == {"test", "train", "bus"}
 
@@ -182,7 +180,7 @@ def test_damaged_images_are_named(tmp_path):
     whole = shade(root / "b" / "photo.jpg", 9, (300, 300), "RGB").read_bytes()
     (root / "b" / "photo.jpg").write_bytes(whole[: len(whole) // 2])
     (root / "b" / "link.png").symlink_to(root / "nowhere.png")
-    # Which of its bits a file uses, it does not say: scaled, those of 12 would be black.
+    # The file does not say how many of 16 bits it uses: scaled, 12-bit images would be black.
     deep = np.full((SIZE, SIZE), 4095, np.uint16)
     Image.fromarray(deep).save(root / "b" / "deep.png")
     message = refused(root, split_fractions="1,0,0")
@@ -196,11 +194,11 @@ def test_damaged_images_are_named(tmp_path):
     assert "; and 7 more: repair" in refused(root, split_fractions="1,0,0")
     (root / "a" / "a\nb.png").write_bytes(b"")
     assert "/a\\nb.png'" in refused(root, split_fractions="1,0,0")
-    # Nothing half done is left behind.
+    # No partly built file is left behind.
     assert not cached_files()
 
 
-# What is written, what is asked for, and what the line about it says.
+# The classes with their numbers of images, the options, and words of the message.
 MISTAKES = [
     ({"a/none": 0}, {}, "/a/none: cannot be read (No such file"),
     ({"a": 2, "b": 2, "empty": 0}, {}, "/empty: no images in it; add some, or remove it"),

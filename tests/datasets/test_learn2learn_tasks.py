@@ -1,4 +1,4 @@
-"""Tasks of learn2learn's own Tasksets: the same whenever, and in whatever order, they are asked."""
+"""A task of a learn2learn Taskset is the same at each request, in any order of requests."""
 
 import random
 import sys
@@ -14,7 +14,7 @@ from datasets.learn2learn_tasks import Tasksets
 
 pytest.importorskip("learn2learn", reason="learn2learn needs Python below 3.13")
 
-# Image i of class c is 10 c + i everywhere, in bytes; class 0 has label 100.
+# In train, all bytes of image i of class c are 10 c + i; class 0 has label 100.
 SOURCE = """
 import learn2learn as l2l
 import torch
@@ -68,14 +68,14 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
     pixels = (x[:, :, 0, 0, 0] * 255).round().long()
     assert torch.equal(x[..., 3, 3][..., 0], pixels.double() / 255)
     assert all(len(set(row)) == 15 for row in pixels.tolist()), "an example is there twice"
-    # By label, all examples are of one class, and classes and their places vary.
+    # All examples of a label are of one class. The classes, and their labels, vary by task.
     classes = (pixels - 2) // 10
     labels = torch.cat([task.support_y, task.query_y], dim=1)
     by_label = torch.stack([classes[labels == label].reshape(20, 5) for label in range(3)])
     assert (by_label == by_label[..., :1]).all()
     drawn = by_label[..., 0].T.tolist()
     assert all(len(set(each)) == 3 for each in drawn) and len(set(map(tuple, drawn))) > 10
-    # Whoever does not shuffle labels has them in learn2learn's order.
+    # Without RemapLabels, the classes stay in learn2learn's order.
     assert all(each == sorted(each) for each in drawn) == (attribute == "b")
 
 

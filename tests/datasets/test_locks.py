@@ -1,4 +1,4 @@
-"""A lock is waited for while its holder works, and no longer; who waits can say for whom."""
+"""A process waits for a lock while the holder works, and no longer; it can name the holder."""
 
 import errno
 import os
@@ -19,7 +19,7 @@ with locks.Lock(Path(sys.argv[1])).held():
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
 """
-# As another program has it, which knows nothing of signs of life.
+# The lock of another program, which gives no signs of life.
 STRANGER = """
 import fcntl, sys, time
 file = open(sys.argv[1], "w")
@@ -50,7 +50,7 @@ def hold(run_python, tmp_path, monkeypatch):
 
 
 def test_who_works_is_waited_for_and_named(hold, tmp_path, capfd):
-    """Twice as long as is waited for one that gives no sign of life."""
+    """The holder works for twice as long as a process waits for a silent holder."""
     child = hold(HOLD, 4.0)
     with Lock(tmp_path / "lock").held():
         assert child.wait(timeout=60) == 0

@@ -1,4 +1,4 @@
-"""MiniImageNet is found, checked against its table, decoded once, and missed in one clear line."""
+"""MiniImageNet is found, checked against its table and decoded once; each error is one line."""
 
 import csv
 import io
@@ -36,12 +36,12 @@ def others(folder: Path) -> list[Path]:
     return [folder.parents[1] / name / "miniimagenet" for name in "abc"]
 
 
-def open_tiny(folder: Path, split: str = "validation") -> np.ndarray:
-    return miniimagenet.open_images(folder.parent, split)
+def open_tiny(folder: Path) -> np.ndarray:
+    return miniimagenet.open_images(folder.parent, "validation")
 
 
 def refused(folder: Path) -> str:
-    """The one line that refuses ``folder``, which must leave no decoded file."""
+    """Return the one-line error for ``folder``, and check that no decoded file is left."""
     with pytest.raises(DataError) as caught:
         open_tiny(folder)
     message = str(caught.value)
@@ -65,7 +65,7 @@ def test_any_order_any_size_and_other_files_in_the_archive(folder, others):
     contents = list(tiny.members().items())
     scrambled = [contents[i] for i in np.random.default_rng(1).permutation(len(contents))]
     tiny.write_csv(mixed, tiny.ROWS[::-1])
-    # Any folder, and files that are not of this split, which an archive may hold too.
+    # An archive may have another folder, and files that are not of this split.
     extra = [("readme.txt", b"?"), ("x/._n0100000000.jpg", b"?"), ("n0900000000.jpg", b"?")]
     moved = [(name.replace("images", "./x"), data) for name, data in scrambled]
     tiny.write_archive(mixed, extra + moved)
@@ -92,7 +92,7 @@ def test_every_form_gives_the_same_images(folder, others, empty_cache):
         assert isinstance(opened, np.memmap) and not opened.flags.writeable
         assert (opened == images).all()
     assert len(list(empty_cache.glob("miniimagenet/validation-*.npy"))) == 4
-    # What changed is never masked by the old cache; and learn2learn calls a pickle otherwise.
+    # The old cache never masks a change. learn2learn gives the pickle this other name.
     (pickled / "mini-imagenet-cache-val.pkl").unlink()
     tiny.write_pickle(pickled, tiny.entries(255 - images), name="validation")
     assert (open_tiny(pickled) == 255 - images).all()
@@ -185,7 +185,7 @@ def test_missing_and_undecodable_images_are_named(folder):
 
 @pytest.mark.parametrize("damage", ["text", "truncated", "flipped", "checksum"])
 def test_a_damaged_archive_is_named(folder, damage):
-    """Stored pixels may be anything: only the checksum behind the last one tells."""
+    """An xz file stores noise as it is: only the checksum after it detects a flipped byte."""
     # Incompressible, so that a flipped byte in the compressed file is a byte of this member.
     noise = np.random.default_rng(0).bytes(1 << 18)
     archive = tiny.write_archive(folder, [*tiny.members().items(), ("noise", noise)])

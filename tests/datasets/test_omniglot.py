@@ -1,4 +1,4 @@
-"""Omniglot is found, decoded once, never masked by an old cache, and missed in one clear line."""
+"""Omniglot is found, decoded once and never masked by an old cache; each error is one line."""
 
 import hashlib
 import io
@@ -40,7 +40,7 @@ def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
             contents = dict(reversed(tiny.members(part).items()))
             tiny.write_zip(tmp_path / "repacked" / "omniglot", part, contents)
         assert (omniglot.open_images(tmp_path / "repacked") == images).all()
-    # Folders give the same images; and another archive others, whatever there was before.
+    # Folders give the same images. A changed archive gives changed images despite the cache.
     for part in tiny.PARTS:
         write_files(tmp_path / "extracted" / "omniglot", tiny.members(part))
     assert (omniglot.open_images(tmp_path / "extracted") == images).all()
@@ -54,7 +54,7 @@ def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
 
 
 def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
-    """As MAML's code does, in training and at test; MAML++'s does it in training."""
+    """MAML's code turns classes in training and at test; MAML++'s code only in training."""
     splits = {"train": [1, 2, 4], "test": [3, 6]}
     rows_of = lambda name, split: np.array(splits[split]) - (name == "vinyals")  # noqa: E731
     monkeypatch.setattr(omniglot, "split_classes", rows_of)
@@ -63,7 +63,7 @@ def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
         assert found.rotate and (found.first // 20).tolist() == rows
         of_mamlpp = omniglot.open_classes(split, data_root=root, omniglot_split="mamlpp")
         assert of_mamlpp.rotate == (split == "train")
-        # Ordinary classification is of training classes, of the named split, whatever it is for.
+        # Ordinary classification always has the training classes of the named division.
         for name, own in (("maml", {1, 2}), ("vinyals", {0, 1})):
             examples = omniglot.open_examples(split, ways=2, data_root=root, omniglot_split=name)
             assert set(examples.rows // 20) == own
@@ -122,7 +122,7 @@ def drawings_in(path: Path) -> np.ndarray:
 
 def test_characters_come_in_class_order_with_their_drawings_in_order(tmp_path):
     contents = tiny.members(PART)
-    # What archivers add is ignored.
+    # Files that archivers add are ignored.
     name = next(iter(contents))
     contents[f"__MACOSX/{name}"] = contents[f"{PART}/README.txt"] = b"junk"
     contents[str(Path(name).with_name("._0000_01.png"))] = b"junk"

@@ -1,4 +1,4 @@
-"""torchvision's sets are found, checked, downloaded and decoded once, or missed in one line."""
+"""torchvision's sets are downloaded, checked and decoded once; a missing set is one line."""
 
 import shutil
 from pathlib import Path
@@ -12,12 +12,12 @@ from tests.datasets.tiny_torchvision import Tiny, Web
 
 
 def test_validation_is_drawn_once_and_for_all() -> None:
-    """Of the data set, not of the run: a change would let old runs have seen the new validation."""
+    """If the draw changed, old runs would have trained on some of the new validation images."""
     rows = split_rows("mnist", "validation", 60_000)
     assert len(rows) == 6000
     assert rows[:5].tolist() == [4, 8, 12, 16, 23]
     assert len(np.intersect1d(rows, split_rows("fashion-mnist", "validation", 60_000))) < 1000
-    # Uniform: as many of the first half as of the second, to four deviations.
+    # Uniform: half of the rows are of the first half, to four standard deviations.
     assert abs((rows < 30_000).sum() - 3000) < 4 * (6000 / 4 * 0.9) ** 0.5
 
 
@@ -25,7 +25,7 @@ def test_validation_is_drawn_once_and_for_all() -> None:
 def test_from_download_to_splits(
     name: str, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the published images and labels; what is there is not fetched, nor decoded, again."""
+    """Images and labels are the published ones; files are downloaded, and decoded, only once."""
     tiny = Tiny(name, monkeypatch)
     web = Web(tiny.files, monkeypatch)
     rows = {}
@@ -62,7 +62,7 @@ def test_missing_and_damaged_data_names_the_folder_and_the_ways_out(
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    # Damaged, and no network; nothing there; another file than the published one.
+    # Damaged data without a network; no data; downloads that differ from the published files.
     another = {name: content[:-9] + b"elsewhere" for name, content in tiny.files.items()}
     for data_root, files in ((tmp_path, {}), (tmp_path / "a", {}), (tmp_path / "b", another)):
         Web(files, monkeypatch)

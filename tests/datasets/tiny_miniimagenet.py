@@ -18,10 +18,9 @@ ROWS = [(name, label) for label in LABELS for name in NAMES[label]]
 
 
 def colour(name: str) -> np.ndarray:
-    """The one colour of an image, far from all others': uint8 [3]."""
-    label = next(label for label in LABELS if name in NAMES[label])
-    number = NAMES[label].index(name)
-    return np.array([40 + 80 * LABELS.index(label), 30 + 60 * number, 90], dtype=np.uint8)
+    """Return the only colour of an image, far from all other images' colours: uint8 [3]."""
+    label, number = LABELS.index(name[:3]), int(name[3:-4])
+    return np.array([40 + 80 * label, 30 + 60 * number, 90], dtype=np.uint8)
 
 
 def picture(name: str, size: tuple[int, int] = (84, 84)) -> bytes:
@@ -59,16 +58,14 @@ def write_classes(folder: Path, name: str = "val") -> Path:
 
 
 def entries(images: np.ndarray) -> dict[str, object]:
-    """What ``mini-imagenet-cache-val.pkl`` holds of ``images``, ``[classes, images, 84, 84, 3]``.
+    """Return the pickle's content for ``images``, ``[classes, images, 84, 84, 3]``.
 
     The classes are not in the order of their names.
     """
-    rows = {
-        label: [PER_CLASS * at + n for n in range(PER_CLASS)] for at, label in enumerate(LABELS)
-    }
+    rows = np.arange(len(LABELS) * PER_CLASS).reshape(-1, PER_CLASS).tolist()
     return {
         "image_data": images[::-1].reshape(-1, *images.shape[2:]),
-        "class_dict": dict(zip(LABELS[::-1], rows.values(), strict=True)),
+        "class_dict": dict(zip(LABELS[::-1], rows, strict=True)),
     }
 
 

@@ -22,7 +22,7 @@ SIZES = {"train": 60, "test": 20}
 
 
 class Tiny:
-    """A miniature of one data set, which counts as published; ``files`` are what is downloaded."""
+    """A miniature in place of a published data set; ``files`` are its downloads."""
 
     def __init__(self, name: str, patch: pytest.MonkeyPatch, sizes: dict[str, int] = SIZES) -> None:
         source = torchvision_sets.SOURCES[name]._replace(sizes=sizes)
@@ -102,7 +102,7 @@ class Tiny:
 
 
 class Web:
-    """What downloads find in place of the network: files by name, or nothing."""
+    """Replace the network: downloads find these files by name, and nothing else."""
 
     def __init__(self, files: dict[str, bytes], patch: pytest.MonkeyPatch) -> None:
         self.files = {Path(name).name: content for name, content in files.items()}
@@ -115,14 +115,9 @@ class Web:
         name = url.rsplit("/", 1)[-1]
         if name not in self.files:
             raise urllib.error.URLError("Network is unreachable")
-        response: Any = _Response(self.files[name])
+        response: Any = io.BytesIO(self.files[name])
         response.url, response.length = url, len(self.files[name])
         return response
-
-
-class _Response(io.BytesIO):
-    url: str
-    length: int
 
 
 def write_files(folder: Path, contents: dict[str, bytes]) -> None:

@@ -23,16 +23,17 @@ from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import run, run_torchrun
-from tests.runs import glyphs, metrics, name_of, same, sinusoid
+from tests.metagradient.peer import assert_near
+from tests.runs import glyphs, last, metrics, name_of, same, sinusoid
 
 CPU = torch.device("cpu")
-# Compiling takes half a minute of an idle machine, and as much more as others leave of it.
+# Compiling takes half a minute on an idle machine, and longer on a busy one.
 PATIENT = pytest.mark.timeout(3600)
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
 def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The compiled meta-gradient equals the eager one, at other parameters than it saw before."""
+    """Check that the compiled meta-gradient equals the eager one, at new parameters."""
     plain = Worker(with_values(config, compile="off"), CPU)
     worker = Worker(with_values(config, compile="on"), CPU)
     worker.get_ready({len(IDS)})
@@ -48,14 +49,12 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning" not in said
     assert said.count("compiled in") == 1, "it was compiled before the first call, once"
     torch.testing.assert_close(share.totals, expected.totals, rtol=1e-10, atol=1e-10)
-    for name, gradient in expected.gradients.items():
-        scale = max(1.0, gradient.abs().max().item())
-        torch.testing.assert_close(share.gradients[name], gradient, rtol=0, atol=1e-10 * scale)
+    assert_near(share.gradients, expected.gradients)
     assert same(params, before)
 
 
 @PATIENT
-@pytest.mark.slow  # What is compiled by a command, below, is of the default suite.
+@pytest.mark.slow  # The default suite compiles a small function: see `test_generated_code_is_kept`.
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
@@ -91,11 +90,10 @@ def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None
         folder = tmp_path / mode
         done = run_torchrun(2, [*args, "--compile", mode, "--run-dir", str(folder)], timeout=400)
         assert "warning" not in done.stderr
-        # Rank 0 alone says it; here, for the one shape that each process meets.
+        # Only rank 0 says it, here for the one shape that each process meets.
         assert done.stderr.count("compiled in") == (mode == "on")
-        saved.append(model(folder))
-    for name, tensor in saved[1].items():
-        torch.testing.assert_close(saved[0][name], tensor, rtol=0, atol=1e-10, msg=name)
+        saved.append(last(folder)["model"])
+    torch.testing.assert_close(*saved, rtol=0, atol=1e-10)
 
 
 RUN = [
@@ -103,12 +101,6 @@ RUN = [
     *("--iterations", "3", "--meta-batch-size", "4", "--dtype", "float64", "--shots", "4"),
     *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
 ]  # fmt: skip
-
-
-def model(run_dir: Path) -> dict[str, Tensor]:
-    loaded = torch.load(run_dir / "checkpoints" / "last.pt", weights_only=True)
-    found: dict[str, Tensor] = loaded["model"]
-    return found
 
 
 ONE_FUNCTION = """
@@ -121,11 +113,11 @@ print(Compiled(inductor)(lambda x: (2 * x).sin() * x.exp(), x).tolist())
 
 @PATIENT
 def test_generated_code_is_kept(tmp_path: Path) -> None:
-    """In $MAML_CACHE, for a second process; a whole training's code is of the slow tests."""
+    """In $MAML_CACHE, for a second process; slow tests compile whole trainings."""
     real = shutil.which("g++") or shutil.which("clang++")
     if real is None:
         pytest.skip("no C++ compiler (g++ or clang++): inductor cannot build what it generates")
-    # It writes a line for each file that it compiles.
+    # This compiler writes a line for each file that it compiles.
     compiler, log = tmp_path / "g++", tmp_path / "compiled"
     note = f'case "$*" in *.cpp*) echo "$*" >> {log};; esac'
     compiler.write_text(f'#!/bin/sh\n{note}\nexec {real} "$@"\n')
@@ -145,14 +137,14 @@ def test_without_a_compiler_a_run_says_so_and_is_the_same(tmp_path: Path) -> Non
     plain, folder = tmp_path / "off", tmp_path / "on"
     assert Trainer(parse([*RUN, "--compile", "off", "--run-dir", str(plain)])).run() == 0
     env = {"MAML_CACHE": str(tmp_path / "cache"), "CXX": str(tmp_path / "no-such-compiler")}
-    # Not as a fork of what has imported inductor: that has looked for its compiler then.
+    # Not a fork: if inductor was imported before, it has its compiler already.
     args = [*RUN, "--compile", "on", "--run-dir", str(folder)]
     done = run([sys.executable, "-m", "train_maml", *args], timeout=400, env=env)
     began, ended = [line for line in done.stderr.splitlines() if line and "training:" not in line]
     assert began.startswith("--compile: compiling for tasks of [4, 1")
     assert ended.startswith("warning: --compile: ")
     assert ended.endswith("; computing without")
-    assert same(model(folder), model(plain))
+    assert same(last(folder)["model"], last(plain)["model"])
     assert metrics(folder)[-1]["iteration"] == 3
 
 
@@ -197,7 +189,7 @@ def test_nests_go_in_and_come_out() -> None:
         found = compiled(function, {"x": x}, (y, z.expand(3)))
         assert found["sum"].tolist() == [factor, factor + 1]
         assert found["nested"][0].tolist() == [8, 8, 8]
-    # Once to compare with and once to record; what served afterwards is the recording.
+    # Once to compare with and once to record; later calls use the recording.
     assert len(calls) == 2
     # Parameters in another order must not be taken for one another.
     one, two = torch.tensor([1.0]), torch.tensor([2.0])
@@ -255,7 +247,7 @@ def test_a_stage_that_fails_or_errs_is_one_line(
 def test_wrong_gradients_beside_right_losses_are_found(
     change: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In float32, where losses are a thousand times as large, and one gradient is rounding."""
+    """In float32; losses are a thousand times as large, and one gradient is only rounding."""
 
     def function(x: Tensor) -> OuterGradient:
         gradients = {"a": 1e-3 * x, "b": 1e-4 * x[:2], "c": 1e-9 * x}
@@ -280,7 +272,7 @@ def test_wrong_gradients_beside_right_losses_are_found(
 def test_a_course_that_depends_on_values_is_not_compiled(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A recording would go on taking the turn that it was recorded at."""
+    """A recording would always take the branch that it was recorded with."""
 
     def function(x: Tensor) -> Tensor:
         return x * 2 if x.sum() > 0 else x * 5
@@ -304,7 +296,7 @@ def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str])
 def test_tasks_one_by_one_are_recorded_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All threads call one form, of a task, whatever their number; draws are not recorded."""
+    """All threads call one recording of one task; a network that draws is not recorded."""
     monkeypatch.setattr(compiled, "inductor", as_it_is)
     own = "benchmarks.own_networks:ViT(dropout=0.1)"
     config = glyphs(dtype="float64", kernels="torch", batching="tasks")

@@ -1,4 +1,4 @@
-"""Tasks made ahead are those that would have been made, and calls without a pattern cost little."""
+"""Prefetched tasks are the right tasks, and wrong guesses cost little."""
 
 import threading
 from typing import Any
@@ -13,7 +13,7 @@ from tests.runs import glyphs, same, train
 
 
 class Made:
-    """Makes tasks, and keeps account of which, and on which thread."""
+    """A maker of tasks that records their ids and its threads."""
 
     def __init__(self) -> None:
         self.ids: list[list[int]] = []
@@ -39,7 +39,7 @@ def test_within_a_call_one_batch_ahead() -> None:
 
 
 def test_wrong_guesses_end() -> None:
-    """Calls in no order get their own tasks, and after a few nothing is made in vain."""
+    """Calls that no guess fits get their own tasks; after a few misses nothing is prefetched."""
     made = Made()
     ahead = Prefetch(made)
     for step in range(20):
@@ -54,7 +54,7 @@ def test_wrong_guesses_end() -> None:
 
 @pytest.mark.usefixtures("no_pictures")
 def test_training_is_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run hits what it has guessed, and ends with the parameters of one that never guesses."""
+    """A run's guesses are right, and it ends with the parameters of a run without guesses."""
     config = glyphs(iterations=4, task_batch=2)
     hits = []
     take = Prefetch._take

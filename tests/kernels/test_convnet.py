@@ -1,9 +1,8 @@
-"""The compiled kernels equal the network that they stand for, and never are in the way."""
+"""The compiled kernels equal the network that they replace, and a run works without them."""
 
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from tests.compiler import needs_compiler
 from tests.launching import run
+from tests.metagradient.peer import assert_near, losses_of
 from tests.workers import worker_of
 
 pytestmark = needs_compiler
@@ -30,14 +30,14 @@ def random_case(
     """A network, weights and a vector of ``n`` tasks, and their sets, in float64."""
     torch.manual_seed(3)
     pool, mean = kind == "pooled", kind == "mean"
-    leak = 0.01 if pool else 0.0  # MAML++'s; both pooled cases, strided ones are ReLU's
+    leak = 0.01 if pool else 0.0  # MAML++'s leaky ReLU in pooled cases, a ReLU in strided ones
     network = Conv4(image_shape, ways, filters=filters, pool=pool, mean=mean, leak=leak).double()
     weights = {
         name: p.detach() + 0.1 * torch.randn(n, *p.shape, dtype=p.dtype)
         for name, p in network.named_parameters()
     }
     for i in range(len(network.blocks)):
-        # Of a falling channel the pooling takes the smallest pixel; of a flat one, the first.
+        # At a negative scale the pooling takes the smallest pixel; at zero, the first.
         weights[f"blocks.{i}.norm.weight"][:, ::3] *= -1
         weights[f"blocks.{i}.norm.weight"][:, 1] = 0
     vector = {name: torch.randn_like(w) for name, w in weights.items()}
@@ -46,12 +46,10 @@ def random_case(
 
 
 def plain(network: Conv4) -> FunctionDerivatives:
-    def loss(params: dict[str, Tensor], task: Any, step: int) -> tuple[Tensor, Tensor]:
-        x, y = task
-        outputs, _ = torch.func.functional_call(network, params, (x,))
-        return CLASSIFICATION.loss(outputs, y), outputs
-
-    return FunctionDerivatives(Problem(dict(network.named_parameters()), loss, loss))
+    losses = losses_of(
+        lambda at, x, _: torch.func.functional_call(network, at, (x,))[0], CLASSIFICATION.loss
+    )
+    return FunctionDerivatives(Problem(dict(network.named_parameters()), **losses))
 
 
 CASES = {
@@ -66,7 +64,7 @@ CASES = {
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
-    """Of the plain cross-entropy, head and all."""
+    """For the plain cross-entropy, including the head."""
     network, weights, vector, x, y = random_case(*CASES[case], n=3)
     compiled, reference = NativeDerivatives(network), plain(network)
     at, direction = entered(compiled, weights), entered(compiled, vector)
@@ -75,17 +73,17 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
             {name: w[0].expand(3, *w.shape[1:]) for name, w in of.items()} for of in (weights, at)
         )
     network.kernels = False
-    expected = reference.gradient("support", weights, (x, y), 0, again=True)
     tasks = Task(x, y, x, y)
+    expected = reference.gradient("support", weights, tasks, 0, again=True)
     for total in (False, True):
         found = compiled.gradient("support", at, tasks, 0, again=True)
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-10, atol=1e-11)
-        assert_equal(compiled.leave(found.gradients), expected.gradients)
+        assert_near(compiled.leave(found.gradients), expected.gradients)
         wanted = reference.hessian_vector(expected.point, vector, total=total, again=True)
-        for _ in range(2):  # a point serves as often as it is asked
+        for _ in range(2):  # a point can be used many times
             product = compiled.hessian_vector(found.point, direction, total=total)
-            assert_equal(compiled.leave(product), wanted)
+            assert_near(compiled.leave(product), wanted)
 
 
 def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +110,7 @@ def test_a_label_outside_the_ways_is_an_error(label: int) -> None:
 
 
 def test_tensors_that_do_not_fit_are_an_error() -> None:
-    """Each would be read beyond its end, or as something that it is not."""
+    """Else the kernels would read beyond a tensor's end, or as another dtype."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
     loss = NativeDerivatives(network)
     passes = loss._passes
@@ -161,38 +159,23 @@ def entered(derivatives: NativeDerivatives, weights: dict[str, Tensor]) -> dict[
     return {ALL: torch.stack([task[ALL] for task in tasks])}
 
 
-def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """1e-10, relative to the largest element where that is large."""
-    assert found.keys() == wanted.keys()
-    for name, tensor in wanted.items():
-        scale = max(1.0, float(tensor.abs().max()))
-        torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-10 * scale, msg=name)
-
-
 def test_threads_change_nothing() -> None:
     """Tasks computed by several threads at once add up to the same, to rounding."""
     worker = worker_of("maml-glyphs-5way-1shot", kernels="native", task_batch=8, filters=16)
     params = worker.learner.meta_parameters()
     ids = torch.arange(7)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        alone = worker.share(params, ids, worker.learner)
-        torch.set_num_threads(4)
-        together = worker.share(params, ids, worker.learner)
-        assert torch.get_num_threads() == 4
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(1)
+    alone = worker.share(params, ids, worker.learner)
+    torch.set_num_threads(4)
+    together = worker.share(params, ids, worker.learner)
+    assert torch.get_num_threads() == 4
     assert torch.equal(alone.totals, together.totals)
-    for name, gradient in alone.gradients.items():
-        torch.testing.assert_close(
-            gradient, together.gradients[name], rtol=1e-12, atol=1e-13, msg=name
-        )
+    torch.testing.assert_close(alone.gradients, together.gradients, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_threads_of_one_task_change_no_bit(case: str) -> None:
-    """Also of three, among which its channels are shared out unevenly."""
+    """Also with three threads, which divide the channels unevenly."""
     network, weights, vector, x, y = random_case(*CASES[case], n=1)
     loss = NativeDerivatives(network)
     tasks, whole = Task(x, y, x, y), loss._passes
@@ -213,18 +196,14 @@ def test_threads_of_one_task_change_no_bit(case: str) -> None:
         summed = [found.losses, found.outputs, *found.gradients.values(), *product.values()]
         return [*summed, features, used, *gradients, by_cotangent, *again, *outputs]
 
-    before = torch.get_num_threads()
-    try:
-        alone = results(1)
-        for n_threads in (2, 3, 8):
-            for found, wanted in zip(results(n_threads), alone, strict=True):
-                assert torch.equal(found, wanted)
-    finally:
-        torch.set_num_threads(before)
+    alone = results(1)
+    for n_threads in (2, 3, 8):
+        for found, wanted in zip(results(n_threads), alone, strict=True):
+            assert torch.equal(found, wanted)
 
 
 def test_divergence_stays_visible() -> None:
-    """A loss that is not a number is not a number."""
+    """A loss of NaN stays NaN."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
     weights["head.weight"][1, 0, 0] = float("nan")
     loss = NativeDerivatives(network)
@@ -234,7 +213,7 @@ def test_divergence_stays_visible() -> None:
 
 
 def test_without_a_compiler_training_goes_on(tmp_path: Path, cache_dir: Path) -> None:
-    """No compiler: torch computes; only ``--kernels native`` insists, in one line."""
+    """Without a compiler torch computes; only ``--kernels native`` ends in a one-line error."""
     env = {"CXX": "/nonexistent/compiler", "MAML_CACHE": str(cache_dir)}
     words = ["maml-glyphs-5way-1shot", "--iterations", "1", "--meta-batch-size", "2"]
     words += ["--logger", "none", "--test-tasks", "0", "--eval-every", "0", "--run-dir"]

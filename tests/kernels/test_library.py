@@ -1,4 +1,4 @@
-"""The kept library is whole or compiled anew, whatever happens to its file."""
+"""The cached library is whole, or it is compiled anew."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ COMPUTE = "from tests.kernels.test_library import computed; print(computed())"
 
 
 def computed() -> str:
-    """Return a hash of what the kernels of this process compute, or why it has none."""
+    """Return a hash of this process's kernels' results, or why there are no kernels."""
     if library.load() is None:
         return f"torch: {library.failure()}"
     found = [part[1] for case in stack.CASES for part in stack.results(*case[:2])]
@@ -40,7 +40,7 @@ def built() -> bytes:
 
 
 class Cache:
-    """A cache of its own, and a compiler that takes no time: it copies what was compiled."""
+    """A new cache, and a fake compiler that only copies the library compiled before."""
 
     def __init__(self, folder: Path, built: bytes) -> None:
         self.ready, self.log, self.compiler = folder / "ready", folder / "log", folder / "c++"
@@ -73,12 +73,12 @@ def cache(tmp_path: Path, built: bytes) -> Cache:
 
 
 def of_another_machine(built: bytes) -> bytes:
-    """A library whose digest is right: copied along from another architecture."""
+    """Return a library with a correct digest, but for another architecture."""
     return seal(built[:18] + b"\xf3" + built[19:])
 
 
 def damages(whole: bytes) -> Iterator[bytes]:
-    """A bit of the code, half the file, an empty one, another machine's, an earlier version's."""
+    """A flipped bit, half the file, an empty file, another machine's, an earlier version's."""
     built = unseal(whole)
     yield whole[:100_000] + bytes([whole[100_000] ^ 4]) + whole[100_001:]
     yield whole[: len(whole) // 2]
@@ -105,7 +105,7 @@ for damaged in test_library.damages(whole):
 
 
 def test_what_is_damaged_is_compiled_anew(cache: Cache, built: bytes) -> None:
-    """One line, no crash, the bits of an undisturbed process."""
+    """One line, no crash, and the results of an undisturbed process bit for bit."""
     cache.path.parent.mkdir(parents=True)
     cache.path.write_bytes(seal(built))
     done = run([sys.executable, "-c", EACH, str(cache.path)], 60, env=cache.env)
@@ -138,7 +138,7 @@ def test_a_compiler_without_openmp_does(cache: Cache) -> None:
 
 
 def test_processes_that_start_together_compile_once(cache: Cache) -> None:
-    """Rank zero says so, and who comes later says nothing."""
+    """Rank zero says so; later processes say nothing."""
     command = [sys.executable, "-c", COMPUTE]
     env = cache.env | {"SLOW": "5"}
     ranks = [start(command, env=env | {"RANK": str(rank)}) for rank in range(3)]
@@ -176,7 +176,7 @@ def test_kernels_that_compute_something_else_do_not_serve(
 
 
 def test_who_asks_first_whether_the_kernels_are_right_changes_nothing() -> None:
-    """Within a transform or a mode, as where a process only evaluates."""
+    """The first call may be within a transform or a mode: a process may only evaluate."""
 
     def asked(x: torch.Tensor) -> torch.Tensor:
         stack.fault.cache_clear()

@@ -69,7 +69,7 @@ class Cluster:
     """Slurm's daemons on two nodes, ``host0`` and ``host1``, of two CPUs each; a context manager.
 
     There are two partitions of all nodes: jobs in ``high`` pre-empt those in ``low``, the default.
-    Everything of it is in ``folder``, whose path must be short: it has a socket.
+    All its files are in ``folder``, whose path must be short because it has a socket.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -132,7 +132,7 @@ class Cluster:
             ))  # fmt: skip
 
     def until(self, true: Callable[[], object]) -> None:
-        """Wait until it is so, for 150 × `SLACK` seconds."""
+        """Wait until ``true`` holds, at most 150 × `SLACK` seconds."""
         deadline = time.monotonic() + SLACK * 150
         while not true():
             assert time.monotonic() < deadline, f"not in time:\n{self.logs()}"

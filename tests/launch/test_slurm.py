@@ -4,7 +4,6 @@ It needs Debian's packages slurmctld, slurmd, slurm-client and munge, and root. 
 ``MAML_TEST_SLURM=install`` they are installed by apt-get; else these tests skip without them.
 """
 
-import functools
 import os
 import subprocess
 import tempfile
@@ -63,10 +62,6 @@ def submitted(cluster: Cluster, folder: Path, *words: str) -> str:
     return cluster.command("sbatch", *options, *words).strip()
 
 
-def over(cluster: Cluster, number: str) -> bool:
-    return cluster.job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
-
-
 def iteration(folder: Path) -> int:
     """Return how far the only run in ``folder`` is; 0 before there is one."""
     rows = [row for path in folder.glob("runs/*/metrics.jsonl") for row in read_rows(path)]
@@ -100,7 +95,8 @@ def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path)
     # What Slurm does at --signal's time, minutes before the end.
     cluster.command("scancel", "--batch", "--signal=USR1", number)
     cluster.until(lambda: interrupted(2))
-    cluster.until(functools.partial(over, cluster, number))
+    ends = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL")
+    cluster.until(lambda: cluster.job(number)["JobState"] in ends)
     said = log.read_text()
     assert cluster.job(number)["JobState"] == "COMPLETED", said
 

@@ -79,12 +79,11 @@ def test_equals_a_walk_by_hand(
     expected = by_hand(problem, worker.training.tasks(IDS)).gradients.fixed
     found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
-    for name, wanted in expected.items():
-        torch.testing.assert_close(found.gradients[name], wanted, rtol=1e-9, atol=1e-10, msg=name)
+    torch.testing.assert_close(found.gradients, expected, rtol=1e-9, atol=1e-10)
 
 
 def test_the_adapted_network_answers() -> None:
-    """Of an evaluation's two answers the transductive one is that of the modulated network."""
+    """The transductive answer of an evaluation is the modulated network's."""
     worker = make_worker(eval_inner_steps=1, eval_queries=3)
     params = {name: p.detach() for name, p in worker.learner.meta_parameters().items()}
     tasks = worker.evaluation("test").tasks(IDS)
@@ -97,7 +96,7 @@ def test_the_adapted_network_answers() -> None:
 
 
 class Ordinary(nn.Module):
-    """A user's own, which says where the context goes."""
+    """A user's own network, which names the layer that takes the context."""
 
     context_layer = "norm"
 
@@ -116,7 +115,7 @@ class Nowhere(Ordinary):
 
 
 def test_a_network_of_ones_own_says_where_it_goes() -> None:
-    """In the names of its own class."""
+    """It names a layer of its own class."""
     worker = make_worker(network=f"{__name__}:Ordinary")
     params = worker.learner.meta_parameters()
     assert params["modulation"].shape == (8, 6)

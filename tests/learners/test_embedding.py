@@ -1,13 +1,10 @@
 """Learners with a classifier in closed form on a network's features: ProtoNet and R2D2."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.learners.embedding import Embedding
 from maml.worker import Worker
@@ -33,7 +30,7 @@ def some_features(learner: Embedding) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_protonet_is_learn2learn_s() -> None:
-    """And a linear classifier: logits 2 c·f − ‖c‖² + a constant (section 2.4 of the paper)."""
+    """It is also a linear classifier: logits 2 c·f − ‖c‖² + a constant (paper, section 2.4)."""
     learner = make_worker("protonet").learner
     assert isinstance(learner, Embedding)
     support, labels, query = some_features(learner)
@@ -46,14 +43,14 @@ def test_protonet_is_learn2learn_s() -> None:
 
 
 def test_r2d2_minimises_the_ridge_loss() -> None:
-    """Mean ‖x W + b − y‖² + λ ‖(W, b)‖², found by its own gradient: zero at the solution."""
+    """The gradient of mean ‖x W + b − y‖² + λ ‖(W, b)‖² is zero at the solution."""
     learner = make_worker("r2d2").learner
     assert isinstance(learner, Embedding)
     support, labels, query = some_features(learner)
     y, log_lambda, alpha = F.one_hot(labels).double(), torch.tensor(-1.3).double(), 2.5
     params = {"log_lambda": log_lambda, "log_alpha": torch.tensor(alpha).double().log()}
     x, x_query = (F.pad(t, (0, 1), value=1.0) for t in (support, query))
-    # The other way of the paper: as many unknowns as features (equation 3).
+    # The paper's other form: as many unknowns as features (equation 3).
     eye = torch.eye(x.shape[1], dtype=torch.float64)
     w = torch.linalg.solve(x.T @ x / len(x) + log_lambda.exp() * eye, x.T @ y / len(x))
     w.requires_grad_()
@@ -67,7 +64,7 @@ def test_r2d2_minimises_the_ridge_loss() -> None:
 @pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=needs_compiler)])
 @pytest.mark.parametrize("learner", ["protonet", "r2d2"])
 def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
-    """Trained at other ways and shots; both sets in one batch; and each answer's statistics."""
+    """Train at other ways and shots, both sets in one batch; check each answer's statistics."""
     episodes = {"train_ways": 7, "train_shots": 1, "queries": 2, "eval_queries": 3}
     worker = make_worker(learner, kernels=kernels, **episodes)
     own = worker.learner
@@ -87,8 +84,8 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
     expected = torch.autograd.grad(total, list(params.values()))
     found = worker.share(params, IDS, own)
     torch.testing.assert_close(found.totals[0], total.detach(), rtol=1e-11, atol=0)
-    for (name, gradient), wanted in zip(found.gradients.items(), expected, strict=True):
-        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-10, msg=name)
+    gradients = tuple(found.gradients.values())
+    torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-10)
 
     test = worker.evaluation("test").tasks(IDS)
     assert test.support_y.shape == (3, 10) and test.query_y.shape == (3, 15)
@@ -105,7 +102,7 @@ def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
 
 
 class Headless(nn.Module):
-    """Says nothing of its output layer."""
+    """A network that does not name its output layer."""
 
     head_prefix: str | None = None
 
@@ -124,6 +121,5 @@ def test_what_has_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Headless, "head_prefix", "")
     network = make_worker("protonet", network=f"{__name__}:Headless").learner.network
     assert any(isinstance(layer, nn.Linear) for layer in network.modules())
-    sinusoid = dataclasses.replace(PRESETS["maml-sinusoid-10shot"], learner="r2d2")
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
-        Worker(sinusoid, torch.device("cpu"))
+        worker_of("maml-sinusoid-10shot", learner="r2d2")

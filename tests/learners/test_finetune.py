@@ -1,7 +1,5 @@
 """The baselines: a classifier whose features serve new classes, and no adaptation at all."""
 
-import dataclasses
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from torch import Tensor
 
 from datasets.errors import DataError
 from datasets.tasks import Task
-from maml.config.presets import PRESETS
 from maml.learners.finetune import Finetune
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -25,7 +22,7 @@ def make_worker(**changes: object) -> Worker:
 
 
 def test_it_learns_the_training_classes() -> None:
-    """The mean cross-entropy of a mini-batch over all of them; no task has a support set."""
+    """The loss is a mini-batch's mean cross-entropy over all classes; no task has a support set."""
     worker = make_worker(batch_size=30)
     learner, ways = worker.learner, worker.config.train_ways
     assert isinstance(learner, Finetune) and ways is not None
@@ -46,7 +43,7 @@ def test_it_learns_the_training_classes() -> None:
 
 
 def test_a_network_that_is_called_otherwise_is_tested_so() -> None:
-    """As by a subclass that prepares its inputs: of constant inputs all queries are alike."""
+    """A subclass prepares its inputs: here they are constant, so all queries have equal outputs."""
 
     class Dark(Finetune):
         def call_network(
@@ -63,7 +60,7 @@ def test_a_network_that_is_called_otherwise_is_tested_so() -> None:
 
 @pytest.mark.parametrize("steps", [0, 3])
 def test_new_classes_by_centroid_or_by_a_tuned_head(steps: int) -> None:
-    """Of features that are what the classifier's last layer sees."""
+    """Both use the features that the classifier's last layer reads."""
     worker = make_worker(inner_lr=0.5, eval_inner_steps=steps)
     learner = worker.learner
     assert isinstance(learner, Finetune)
@@ -91,8 +88,7 @@ def test_new_classes_by_centroid_or_by_a_tuned_head(steps: int) -> None:
 
 
 def test_without_adaptation_the_support_set_has_no_say() -> None:
-    config = dataclasses.replace(PRESETS["noadapt-glyphs-5way-1shot"], dtype="float64", filters=8)
-    worker = Worker(config, torch.device("cpu"))
+    worker = worker_of("noadapt-glyphs-5way-1shot", filters=8)
     params = worker.learner.meta_parameters()
     tasks = worker.evaluation("test").tasks(IDS)
     answers = worker.learner.predictions(params, tasks, 5).transductive

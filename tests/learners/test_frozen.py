@@ -1,4 +1,4 @@
-"""What neither adapts nor learns: by --freeze, or as a network's author says it."""
+"""Parameters that neither adapt nor learn: by --freeze, or by the network's own code."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ class Frozen(nn.Module):
 
 
 class Late(MAML):
-    """It freezes too late: not when the network is made."""
+    """A learner that freezes too late: after the network is made."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -44,7 +44,7 @@ class Late(MAML):
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_frozen_body_is_anil_whose_body_does_not_learn(kernels: str, tmp_path: Path) -> None:
-    """The head of both has the same gradient; one plain step tells."""
+    """The head has the same gradient in both; one plain SGD step shows it."""
     values = {"dtype": "float64", "iterations": 1, "meta_optimizer": "sgd", "kernels": kernels}
     begun = train(glyphs(**values | {"iterations": 0}), tmp_path / "begun")["model"]
     anil = train(glyphs(**values, adapt="@head"), tmp_path / "anil")["model"]
@@ -59,7 +59,7 @@ def test_a_frozen_body_is_anil_whose_body_does_not_learn(kernels: str, tmp_path:
 def test_what_an_author_has_frozen_stays_and_travels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Into checkpoints, into another run, into plain torch, and into loops of one's own."""
+    """Through checkpoints, into another run, into plain torch, and into a user's own loop."""
     (tmp_path / "partly_frozen.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -1,9 +1,10 @@
-"""iMAML's meta-gradient against closed forms, the unrolled inner loop, and what it is made of."""
+"""iMAML's meta-gradient and its parts against closed forms and the unrolled inner loop."""
 
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
@@ -12,40 +13,28 @@ from maml.metagradient.function import FunctionDerivatives
 from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
 from maml.worker import Worker
+from tests.metagradient.peer import losses_of, randn
 from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0
 
 
-def make_worker(preset: str = "maml-sinusoid-10shot", **changes: object) -> Worker:
+def make_worker(**changes: object) -> Worker:
     values = {
         "learner": "imaml", "task_batch": 3, "inner_lr": 0.1, "inner_steps": 4,
         "kernels": "torch", "filters": 16, "proximal": PROXIMAL, **changes,
     }  # fmt: skip
-    return worker_of(preset, **values)
-
-
-def randn(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
-def regression(weights: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared error of x w: its Hessian is 2 xᵀx / E."""
-    outputs = x @ weights["w"]
-    return (outputs - y).square().mean(), outputs
+    return worker_of("maml-sinusoid-10shot", **values)
 
 
 @pytest.mark.parametrize("damping", [0.0, 1.0])
 def test_closed_form_of_linear_regression(damping: float) -> None:
-    """As many steps of conjugate gradient as unknowns, at the end of a loop that has arrived."""
+    """The inner loop has converged; conjugate gradient takes a step for each unknown."""
     task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
     start = randn(4, seed=9)
     problem = Problem(
-        {"w": start},
-        lambda params, task, step: regression(params, task.support_x, task.support_y),
-        lambda params, task, step: regression(params, task.query_x, task.query_y),
+        {"w": start}, **losses_of(lambda at, x, _: x @ at["w"], F.mse_loss),
         lr=0.1, steps=1500, proximal=PROXIMAL, implicit=Implicit(4, damping),
     )  # fmt: skip
     outer = at_end.at_solution(problem, task, FunctionDerivatives(problem))
@@ -53,7 +42,7 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):
         x, y, x_query, y_query = (tensor[i] for tensor in task)
-        hessian = 2 / 6 * x.T @ x
+        hessian = 2 / 6 * x.T @ x  # of the mean of 6 squared errors
         # The gradient of the inner problem is zero here.
         phi = torch.linalg.solve(hessian + PROXIMAL * identity, 2 / 6 * x.T @ y + PROXIMAL * start)
         query = 2 / 8 * x_query.T @ (x_query @ phi - y_query)
@@ -67,7 +56,7 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """H has negative eigenvalues there: not every division by a curvature is one to make."""
+    """H has negative eigenvalues there, so conjugate gradient must not divide by each curvature."""
 
     def norms(cg_steps: int) -> Tensor:
         worker = make_worker(task_batch=1, cg_steps=cg_steps)
@@ -84,7 +73,7 @@ def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(
 
 
 def test_the_released_command() -> None:
-    """Plain steps and one of the pull; 2 I + H / --cg-lambda; no pull at test: all written out.
+    """Plain steps, then one step of the pull; solve with 2 I + H / --cg-lambda; no pull at test.
 
     Without its flags, evaluation pulls in every step, as training does.
     """
@@ -146,7 +135,7 @@ def test_conjugate_gradient_ends_for_each_task_by_itself() -> None:
     halved = at_end.conjugate_gradient(product, {"w": right}, 30, 0.0, 0.5)["w"]
     assert torch.equal(halved[2], 0.5 * right[2])
     assert torch.equal(halved[4], found[4])
-    # Where it stopped, still downhill from zero: x · b > 0.
+    # It stopped at a point that is still downhill from zero: x · b > 0.
     assert found[3] @ right[3] > 0
     assert not torch.equal(found[3], right[3])
     solved = torch.linalg.solve(matrices[4], right[4])

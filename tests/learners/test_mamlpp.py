@@ -27,7 +27,7 @@ def make_worker(**changes: object) -> Worker:
 
 @pytest.mark.parametrize("adapt", ["*", "@head,*.norm.bias"])
 def test_norms_of_each_step_do_not_adapt(adapt: str) -> None:
-    """They would stand still without a word."""
+    """Else they would silently not adapt."""
     with pytest.raises(UserError, match=r"--adapt .*: blocks\.0\.norm\..* --no-per-step-norm"):
         make_worker(adapt=adapt)
     make_worker(adapt=adapt, per_step_norm=False)
@@ -80,14 +80,12 @@ def expected_of(worker: Worker, params: Params, iteration: int, weights: list[fl
 def test_equals_a_walk_by_hand(
     changes: dict[str, object], iteration: int, weights: list[float]
 ) -> None:
-    """Each part, in its time; and the last of the schedules holds from then on."""
+    """Each part in its phase; after its last iteration a schedule keeps its last value."""
     worker = make_worker(**changes)
     params = moved(worker)
     found = of_iteration(worker, params, iteration).gradients
     expected = expected_of(worker, params, iteration, weights)
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10, msg=name)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @needs_compiler
@@ -100,12 +98,11 @@ def test_every_way_is_the_same(iteration: int) -> None:
     shares = [of_iteration(worker, params, iteration) for worker in workers]
     for share in shares[1:]:
         torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
-        for name, gradient in share.gradients.items():
-            torch.testing.assert_close(gradient, shares[0].gradients[name], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(share.gradients, shares[0].gradients, rtol=1e-9, atol=1e-10)
 
 
 def test_tasks_know_their_iteration() -> None:
-    """Tasks of several phases in one call, each in its own: where others are late, say."""
+    """One call may have tasks of several phases, if others are late; each has its own phase."""
     worker = make_worker()
     params = moved(worker)
     together = worker.share(params, torch.arange(4 * BATCH), worker.learner)
@@ -117,7 +114,7 @@ def test_tasks_know_their_iteration() -> None:
 
 @pytest.mark.parametrize("steps", [0, 4])
 def test_evaluates_with_any_number_of_steps(steps: int) -> None:
-    """Beyond those of its training the last step's rates and norms are taken again."""
+    """Steps beyond those of training use the last step's rates and norms."""
     worker = make_worker(eval_inner_steps=steps)
     params = moved(worker)
     task = Task(*(tensor[0] for tensor in worker.training.tasks(torch.arange(1))))

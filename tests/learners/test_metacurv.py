@@ -22,7 +22,7 @@ def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Wo
 
 
 def test_transforms_as_learn2learn_does() -> None:
-    """A convolution, a matrix and a vector; its names of the axes are other ones."""
+    """A convolution, a matrix and a vector; learn2learn names the axes otherwise."""
     worker = make_worker()
     matrices = without_prefix(moved(worker), "curvature.")
     generator = torch.Generator().manual_seed(1)
@@ -34,7 +34,7 @@ def test_transforms_as_learn2learn_does() -> None:
         if weight.dim() == 1:
             peer.mc.data.copy_(own[f"{name}.each"])
         else:
-            # It multiplies by the second matrix from the right.
+            # learn2learn multiplies by the second matrix from the right.
             peer.mc_in.data.copy_(own[f"{name}.out"])
             peer.mc_out.data.copy_(own[f"{name}.in"].T)
         if weight.dim() == 4:
@@ -66,5 +66,4 @@ def test_equals_a_walk_by_hand(order: str) -> None:
     by_task = by_hand(problem, worker.training.tasks(IDS)).gradients
     expected = problem.tensors().pull_back(by_task, leaves)
     found = worker.share(params, IDS, worker.learner).gradients
-    for name, wanted in expected.items():
-        torch.testing.assert_close(found[name], wanted, rtol=1e-9, atol=1e-10, msg=name)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)

@@ -1,4 +1,4 @@
-"""No name of a run's own numbers is missing among those that metrics may not have."""
+"""Every name of a run's own numbers is reserved: no metric may have it."""
 
 import ast
 import json
@@ -13,12 +13,12 @@ from tests.launching import REPO
 from tests.runs import metrics, result, sinusoid, train
 
 METRICS = {"accuracy", "precision@1", "precision@5", "return", "return_before", "episodes"}
-"""Of the learners here."""
+"""The metrics of this project's learners."""
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_all_that_a_run_writes_is_taken(tmp_path: Path) -> None:
-    """Of one without metrics: its rows of all kinds, its result, its evaluations and its tasks."""
+    """A run without metrics: its rows of all kinds, result, evaluations and tasks."""
     train(sinusoid(eval_every=1, test_tasks=2), tmp_path)
     assert evaluate([str(tmp_path), "--tasks", "2"]) == 0
     evaluated = json.loads((tmp_path / "evaluations.jsonl").read_text())
@@ -26,7 +26,7 @@ def test_all_that_a_run_writes_is_taken(tmp_path: Path) -> None:
     rows = [*metrics(tmp_path), evaluated, result(tmp_path)]
     assert len(rows) == 7
     names = set(header.split(",")).union(*rows)
-    # It is None in the result of a regression, and else a metric.
+    # A regression's result has it as None; elsewhere it is a metric.
     assert {name for name in names if not is_taken(name)} == {"accuracy"}
 
 
@@ -37,7 +37,7 @@ def test_all_that_records_say_is_taken() -> None:
 
 
 def test_all_that_a_strategy_reports_is_taken() -> None:
-    """Whatever key a ``report`` spells out: each needs processes of its own to be seen."""
+    """Read the keys from each ``report``'s source: to see them at run time needs processes."""
     names: set[str] = set()
     for path in REPO.glob("maml/**/strategies/**/*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

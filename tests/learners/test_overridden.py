@@ -1,4 +1,4 @@
-"""What a learner's author overrides is what is differentiated and evaluated, or is refused."""
+"""Methods that a learner's author overrides are differentiated and evaluated, or refused."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.config import Config, registry
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, with_values
 from maml.learners import Learner
 from maml.params import Params
 
@@ -19,10 +19,10 @@ LEARNERS: dict[str, type[Learner]] = {
     name: registry.learner(name).load() for name in registry.known("learner")
 }
 LOSSES = ("support_loss", "query_loss", "set_loss")
-# Whose gradient is no derivative of the loop: the command line refuses --meta-gradient reverse.
+# Their gradient is no derivative of the loop, so --meta-gradient reverse is refused.
 NOT_BACKWARDS = ("imaml", "reptile")
 POLICIES = {"reinforce": "reinforce-cartpole", "maml-policy": "maml-cartpole"}
-# Losses that have no say in the gradient of training, most for want of an inner loop.
+# Losses without effect on training's gradient, most because there is no inner loop.
 NO_SAY = {
     **dict.fromkeys(("noadapt", "supervised"), ("support_loss",)),
     **dict.fromkeys(("protonet", "r2d2"), ("support_loss", "set_loss")),
@@ -33,25 +33,24 @@ NO_SAY = {
 }
 
 
-def configuration(name: str, meta_gradient: str, preset: str = "maml-glyphs-5way-1shot") -> Config:
-    supervised = name == "supervised"
+def configuration(name: str, meta_gradient: str) -> Config:
+    values: dict[str, Any] = {"dtype": "float64", "meta_gradient": meta_gradient}
     if name in POLICIES:
-        small = {"horizon": 8, "shots": 3, "queries": 3, "filters": 8, "dtype": "float64"}
-        chosen = {**small, "meta_gradient": meta_gradient}
-        return dataclasses.replace(PRESETS[POLICIES[name]], **chosen)  # type: ignore[arg-type]
-    return dataclasses.replace(
-        PRESETS["supervised-glyphs-lenet" if supervised else preset],
-        learner=name,  # type: ignore[arg-type]
-        meta_gradient=meta_gradient,  # type: ignore[arg-type]
-        **{"dtype": "float64", "network": "conv4", "filters": 16, "inner_steps": 2},  # type: ignore[arg-type]
-        **({"ways": 5, "batch_size": 10} if supervised else {"inner_lr": 0.1}),
-        **({"inner_optimizer": "sgd", "proximal": 2.0}),
-        **({"train_ways": 800} if name == "finetune" else {}),
-    )
+        small = {"horizon": 8, "shots": 3, "queries": 3, "filters": 8}
+        return with_values(PRESETS[POLICIES[name]], **values, **small)
+    values |= {
+        "learner": name, "network": "conv4", "filters": 16, "inner_steps": 2,
+        "inner_optimizer": "sgd", "proximal": 2.0,
+    }  # fmt: skip
+    if name == "supervised":
+        return with_values(PRESETS["supervised-glyphs-lenet"], **values, ways=5, batch_size=10)
+    if name == "finetune":
+        values["train_ways"] = 800
+    return with_values(PRESETS["maml-glyphs-5way-1shot"], **values, inner_lr=0.1)
 
 
 def doubled(learner: type[Learner], method: str) -> type[Learner]:
-    """A subclass as its author would write it."""
+    """Return a subclass, as a user would write it, whose ``method`` returns twice the loss."""
 
     def override(self: Any, *args: Any) -> tuple[Tensor, Tensor]:
         loss, outputs = getattr(super(cls, self), method)(*args)
@@ -76,7 +75,7 @@ def gradient(learner: Learner, meta_params: Params, tasks: Task) -> Tensor:
     ],
 )
 def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None:
-    """By a subclass, and by a change of one object; through the defaults, and with kernels."""
+    """In a subclass and in one changed object; through the defaults, and with kernels."""
     config = configuration(name, meta_gradient)
     plain = LEARNERS[name](config)
     params = plain.meta_parameters()
@@ -85,7 +84,7 @@ def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None
     for method in LOSSES:
         learner = doubled(LEARNERS[name], method)(config)
         found = gradient(learner, params, tasks)
-        # Without kernels, and, where it is a loop's derivative, in reverse: the same.
+        # Without kernels, and in reverse if it is a loop's derivative, the gradient is the same.
         slow = dataclasses.replace(config, kernels="torch")
         if name not in NOT_BACKWARDS:
             slow = dataclasses.replace(slow, meta_gradient="reverse")
@@ -106,7 +105,7 @@ def test_a_loss_that_is_doubled_is_obeyed(name: str, meta_gradient: str) -> None
 
 @pytest.mark.parametrize("name", ["reptile", "imaml"])
 def test_a_problem_that_is_overridden_is_trained_on(name: str) -> None:
-    """Also where training has a problem of its own: twice the rate is twice the way."""
+    """Also if training has its own problem: a doubled lr equals twice --inner-lr."""
     config = configuration(name, "auto")
 
     def doubled_rate(self: Any, meta_params: Params, steps: int) -> Any:
@@ -120,7 +119,7 @@ def test_a_problem_that_is_overridden_is_trained_on(name: str) -> None:
 
 
 def test_what_is_overridden_is_evaluated() -> None:
-    """A support loss of another sign adapts the other way, at test too, kernels or not."""
+    """A support loss of the other sign adapts the other way at test, too."""
 
     class Backwards(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
         def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:

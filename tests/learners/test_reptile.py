@@ -1,4 +1,4 @@
-"""Reptile against PyTorch's own optimizers on its own mini-batches."""
+"""Reptile against PyTorch's optimizers on the same mini-batches."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def descend(optimizer: Any, learner: Any, task: Task, batch: int, steps: int, of
     ],
 )
 def test_a_step_is_towards_the_adapted_weights(kind: str, make: Any) -> None:
-    """θ ← θ + ε mean(φ − θ) (algorithm 2), with an Adam that begins anew for each task."""
+    """θ ← θ + ε mean(φ − θ) (algorithm 2), with a new Adam for each task."""
     worker = make_worker(inner_optimizer=kind)
     config, learner = worker.config, worker.learner
     tasks = worker.training.tasks(IDS)
@@ -68,7 +68,7 @@ def test_a_step_is_towards_the_adapted_weights(kind: str, make: Any) -> None:
     outer.step(share.gradients, share.n_tasks, config.iterations // 4)
     for name, start in params.items():
         if name.endswith("conv.bias") and kind == "adam0":
-            continue  # no gradient but rounding, which Adam divides by itself
+            continue  # its gradient is only rounding, which Adam divides by its own size
         mean = torch.stack([end[name] for end in ends]).mean(0)
         expected = start + 0.75 * (mean - start)
         torch.testing.assert_close(outer.params[name], expected, rtol=1e-9, atol=1e-10, msg=name)
@@ -87,25 +87,23 @@ def test_a_kept_moment_is_that_of_an_adam_that_lives_on() -> None:
         share = worker.share(outer.params, ids, learner)
         outer.step(share.gradients, 1)
         descend(optimizer, learner, task, batch=6, steps=5)
-    theirs = dict(learner.network.named_parameters())
-    # The same network at the test: its steps go on from there, and leave nothing behind.
+    named = learner.network.named_parameters()
+    # Without what has only rounding as its gradient, which Adam divides by its own size.
+    theirs = {name: tensor for name, tensor in named if not name.endswith("conv.bias")}
+    # At test, the network's steps go on from there and change no parameter.
     adapted = learner.adapted(outer.params, task, 7)
     for name, expected in theirs.items():
-        if name.endswith("conv.bias"):
-            continue  # no gradient but rounding, which Adam divides by itself
         found = outer.params[f"network.{name}"]
         torch.testing.assert_close(found, expected.detach(), rtol=1e-9, atol=1e-10, msg=name)
         moment = optimizer.state[expected]["exp_avg_sq"]
         found = outer.params[f"second_moment.{name}"]
         torch.testing.assert_close(found, moment, rtol=1e-9, atol=1e-14, msg=name)
     assert float(outer.params["second_moment_weight"]) == pytest.approx(1 - 0.999**20)
-    # Released losses are sums: in units of training's means of 6, that of 3 is half a mean.
+    # Released losses are sums: in units of training's means of 6, a sum of 3 is half a mean.
     descend(optimizer, learner, task, batch=3, steps=7, of=6)
-    for name, expected in theirs.items():
-        if not name.endswith("conv.bias"):
-            # Adam's ε is another part of a sum than of a mean.
-            found = adapted[name]
-            torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-6, msg=name)
+    # Adam's ε is not the same share of a sum as of a mean.
+    found = {name: adapted[name] for name in theirs}
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-6)
 
 
 REPTILE = "reptile-omniglot-5way-1shot"
@@ -150,7 +148,7 @@ def test_kernels_find_the_same(kept: bool) -> None:
     changes = KEPT if kept else {}
     native, plain = (make_worker(kernels=kernels, **changes) for kernels in ("native", "torch"))
     params = plain.learner.meta_parameters()
-    for _ in range(kept):  # a moment of something, also of what no gradient reaches
+    for _ in range(kept):  # a moment above zero, also where there is no gradient
         found = plain.share(params, IDS, plain.learner).gradients
         params = {name: p.detach() - found[name] / 3 for name, p in params.items()}
         params |= {name: p + 1e-3 for name, p in params.items() if name.startswith(MOMENT)}
@@ -161,12 +159,11 @@ def test_kernels_find_the_same(kept: bool) -> None:
             torch.testing.assert_close(a.gradients[name], gradient, rtol=1e-9, atol=1e-10)
     tasks = plain.evaluation("test").tasks(IDS)
     tested, expected = (w.learner.evaluate(params, tasks) for w in (native, plain))
-    for name, values in expected.items():
-        torch.testing.assert_close(tested[name], values, rtol=1e-9, atol=1e-9, msg=name)
+    torch.testing.assert_close(tested, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_step_sees_other_labels_in_another_task() -> None:
-    """In one order for all tasks, the weights would learn which labels come last."""
+    """With one order for all tasks, the weights would learn which labels come last."""
     worker = make_worker()
     plain = MAML.open_tasks(worker.learner, "train").tasks(IDS)
     shuffled = worker.training.tasks(IDS)
@@ -183,7 +180,7 @@ def test_a_step_sees_other_labels_in_another_task() -> None:
 
 
 def test_mini_batches_go_through_the_set() -> None:
-    """Of seven examples three a step: each seen once a pass, in another order each time."""
+    """Three of seven examples a step: each is seen once a pass, in another order each time."""
     batches = MiniBatches(NO_LOSS, 0, 3)
     places = torch.cat([batches.places(step, 7) for step in range(7)])
     passes = places.view(3, 7)
@@ -206,7 +203,7 @@ def test_a_support_loss_of_one_s_own_sees_the_mini_batch() -> None:
     params = worker.learner.meta_parameters()
     found = worker.share(params, IDS, mine).gradients
     expected = worker.share(params, IDS, worker.learner).gradients
-    assert set(seen) <= {6, 15} and 6 in seen  # once it is tried on a whole task
+    assert set(seen) <= {6, 15} and 6 in seen  # 15: the loss is tried once on a whole task
     for name, gradient in expected.items():
         if not name.endswith("conv.bias"):
             torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)

@@ -9,22 +9,20 @@ import torchvision
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.config import Config
-from maml.config.presets import PRESETS, with_values
 from maml.learners.objectives import RANKED_CLASSIFICATION
 from maml.worker import Worker
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 0, 11])
 
 
 def make_worker(**values: Any) -> Worker:
-    small = {"dtype": "float64", "ways": 6, "batch_size": 8, "task_batch": 2}
-    config: Config = with_values(PRESETS["supervised-glyphs-lenet"], **(small | values))
-    return Worker(config, torch.device("cpu"))
+    small = {"ways": 6, "batch_size": 8, "task_batch": 2}
+    return worker_of("supervised-glyphs-lenet", **(small | values))
 
 
 def test_gradient_is_plain_pytorch_s() -> None:
-    """Two mini-batches, each with batch statistics of its own."""
+    """Two mini-batches, each with its own batch statistics."""
     worker = make_worker(network="resnet18", batch_size=4)
     share = worker.share(worker.learner.meta_parameters(), IDS[:2], worker.learner)
     peer: Any = torchvision.models.resnet18(num_classes=6)

@@ -1,4 +1,4 @@
-"""What walks task by task, as an oracle: learn2learn's learners, and a loop of plain autograd."""
+"""Oracles that compute task by task: learn2learn's learners, and a loop of plain autograd."""
 
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from maml.params import Params
 
 
 def oracle(name: str, room: str = "algorithms") -> Any:
-    """Return learn2learn's ``name``; where it cannot be had, the test that asks is skipped."""
+    """Return learn2learn's ``name``; skip the calling test if it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         algorithms = pytest.importorskip(
@@ -25,7 +25,7 @@ def oracle(name: str, room: str = "algorithms") -> Any:
 
 
 class LogitsOnly(nn.Module):
-    """A network without its statistics, as other libraries expect it."""
+    """A network that returns only its logits, as other libraries expect."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -60,6 +60,19 @@ def losses_of(
         return of_part
 
     return {"support": of("support"), "query": of("query")}
+
+
+def randn(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def assert_near(found: Params, wanted: Params, within: float = 1e-10) -> None:
+    """Compare by name, relative to a tensor's largest element if that is above 1."""
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        scale = max(1.0, tensor.detach().abs().max().item())
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=within * scale, msg=name)
 
 
 def groups(tensors: Tensors) -> list[Params]:

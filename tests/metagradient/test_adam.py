@@ -24,7 +24,7 @@ def loss(params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def problem(start: Params, begun: int, optimizer: str, **values: Any) -> Problem:
-    """Of tasks with examples of their own for each step; the first are the query set, too."""
+    """Return a problem with other examples for each step; the first are the query set, too."""
     return Problem(
         start,
         lambda params, task, step: loss(params, task[0][begun + step], task[1][begun + step]),
@@ -34,7 +34,7 @@ def problem(start: Params, begun: int, optimizer: str, **values: Any) -> Problem
 
 
 def by_hand(name: str, begun: int, steps: int, n_tasks: int) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 written out; the gradients by start and weights of the steps after ``begun``."""
+    """Return gradients by start and weights of the steps after ``begun``, by algorithm 1."""
     weights = WEIGHTS.clone().requires_grad_()
     leaves: list[Tensor] = []
     beta1, decay = 0.9 * (name != "adam0"), 0.01 * (name == "adamw")
@@ -59,9 +59,9 @@ def by_hand(name: str, begun: int, steps: int, n_tasks: int) -> tuple[Tensor, Te
 @pytest.mark.parametrize("way", ["reverse", "mixed"])
 @pytest.mark.parametrize("name", ["adam", "adam0", "adamw"])
 def test_the_meta_gradient_is_exact(way: Any, name: str) -> None:
-    """Of three steps, in float64: bias corrections are numbers.
+    """Through three steps in float64, because bias corrections are Python numbers.
 
-    TorchOpt's, which are float32, miss it by more than a thousand times this tolerance.
+    TorchOpt's corrections are float32: its error is over a thousand times this tolerance.
     """
     found = differentiate(problem(START, 0, name, steps=3), (X, Y), way).gradients
     expected = by_hand(name, 0, 3, n_tasks=2)

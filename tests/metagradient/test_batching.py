@@ -1,4 +1,4 @@
-"""What ``torch.func.vmap`` cannot batch, or batches wrongly, has the gradient of a plain loop."""
+"""Networks that ``torch.func.vmap`` cannot batch, or batches wrongly, get a loop's gradient."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Cubed(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """A linear layer, and something done with what it returns."""
+    """A linear layer and a norm, and then a function of their output."""
 
     def __init__(self, then: Callable[[Layer, Tensor], Tensor]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Attending(nn.Module):
 
 
 class Forces(nn.Module):
-    """Minus the slope of an energy, by a tensor that the call makes."""
+    """Minus the gradient of an energy by a tensor that the call makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def made(name: str) -> tuple[nn.Module, Tasks]:
 
     def examples() -> Tensor:
         if shape == WORDS:
-            # The padding is in the last task alone.
+            # Only the last task has padding.
             found = torch.randint(1, 8, (TASKS, EXAMPLES, 6))
             found[-1, :, :2] = torch.tensor([0, 8])
             return found
@@ -240,7 +240,7 @@ class Own:
 
 
 def test_problems_are_told_apart_by_what_their_losses_read() -> None:
-    """One function may read another network each time it is called; each is tried for itself."""
+    """One function may read another network at each call; each network is tried for itself."""
     own = Own()
     box: dict[str, nn.Module] = {}
 

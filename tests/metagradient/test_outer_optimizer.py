@@ -28,9 +28,7 @@ def meta_params() -> dict[str, Tensor]:
 
 
 def sums(step: int) -> tuple[dict[str, Tensor], int]:
-    """Other gradients in every step, of another number of tasks; those of the biases are so small
-    that Adam's ε decides.
-    """
+    """Return a step's gradients and task count; for biases they are so small that ε decides."""
     generator = torch.Generator().manual_seed(step + 1)
     scales = {"weight": 10.0, "bias": 1e-8}
     gradients = {
@@ -67,8 +65,7 @@ def test_steps_as_pytorch_s_optimizer_does(
             torch.nn.utils.clip_grad_norm_(plain.values(), norm)
         peer.step()
         outer.step(gradients, n_tasks)
-        for name, tensor in plain.items():
-            torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+        torch.testing.assert_close(outer.params, plain, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -88,7 +85,7 @@ def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
     for step in range(4):
         drawn, n_tasks = sums(step)
         gradients = {f"network.{name}": tensor for name, tensor in drawn.items()}
-        # Nobody asks whether the gradient of what stays is finite.
+        # The gradient of a frozen parameter need not be finite.
         still = torch.tensor([1.0, math.inf], dtype=torch.float64)
         gradients |= {"rates": torch.ones(3).double() * step, "network.still": still}
         for name, tensor in plain.items():
@@ -105,7 +102,7 @@ def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
 @pytest.mark.parametrize("clip", [None, 10.0])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e20])
 def test_what_is_not_finite_changes_nothing(wrong: float, clip: float | None) -> None:
-    """It would freeze a weight of Adam, or make it NaN."""
+    """Else Adam would never move that weight again, or would make it NaN."""
     start = {name: tensor.float() for name, tensor in meta_params().items()}
     outer = OuterOptimizer(sinusoid(grad_clip=clip), start)
     fine = {name: torch.ones_like(tensor) for name, tensor in start.items()}
@@ -149,7 +146,7 @@ def test_the_rate_follows_the_schedule(values: dict[str, Any], rates: list[float
 
 
 KEPT = (2, 4, 1)
-"""Tasks that are summed in each step, of a meta-batch of four: late ones may be left out."""
+"""How many of a meta-batch of four tasks each step sums: late tasks may be left out."""
 FOUR_TASKS: dict[str, Any] = {
     "dtype": "float64", "meta_batch_size": 4, "meta_optimizer": "sgd", "meta_lr": 0.1,
     "iterations": len(KEPT), "log_every": 2, "inner_lr": 0.1,
@@ -158,7 +155,7 @@ FOUR_TASKS: dict[str, Any] = {
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> list[Share]:
-    """The shares of the steps that a local run will take, which lack tasks as `KEPT` says."""
+    """The list that a local run's shares will be added to; each sums `KEPT`'s number of tasks."""
     found: list[Share] = []
     whole = Local.meta_step
 
@@ -173,7 +170,7 @@ def shares(monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> list[Share]:
 def test_steps_and_rows_are_means_over_the_tasks_summed(
     shares: list[Share], tmp_path: Path
 ) -> None:
-    """As with backup workers: over tasks, neither over the meta-batch nor over iterations.
+    """As with backup workers: divide by the tasks summed, not by the meta-batch or iterations.
 
     Plain SGD: Adam would hide the divisor.
     """

@@ -1,4 +1,4 @@
-"""Whatever an inner problem states is what is differentiated, in every way the same."""
+"""All that an inner problem states is differentiated, with the same result in every way."""
 
 import dataclasses
 import random
@@ -18,18 +18,13 @@ from maml.networks.conv4 import Conv4
 from maml.networks.loss import NetworkLoss
 from maml.params import Params
 from tests.compiler import needs_compiler
-from tests.metagradient.peer import by_hand, groups, losses_of
+from tests.metagradient.peer import assert_near, by_hand, groups, losses_of, randn
 
 N_TASKS = 3
 
 
-def randn(*shape: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 def losses(scale: float) -> dict[str, Any]:
-    """Losses of nobody's: they know their step, read everything, and weigh examples."""
+    """Return made-up losses that depend on the step, read all parameters and weigh examples."""
 
     def outputs(params: Params, x: Tensor) -> Tensor:
         hidden = torch.tanh(x @ params["a"] + params["b"])
@@ -50,14 +45,14 @@ def losses(scale: float) -> dict[str, Any]:
 
 
 def random_problem(number: int) -> tuple[Problem, Task]:
-    """Problem ``number``: its parts are there, or are not, by chance."""
+    """Return problem ``number``; chance decides which parts it has."""
     dice = random.Random(number)
     steps = dice.choice([0, 1, 2, 3, 9])
     shapes = {
         "a": (4, 5), "b": (5,), "c": (5,), "gain": (5,), "shift": (5,), "of examples": (6,),
     }  # fmt: skip
     values = {n: randn(*s, seed=number * 100 + i) for i, (n, s) in enumerate(shapes.items())}
-    # The last rate of what the query loss does not read would be of no use.
+    # If the query loss does not read a parameter, its last rate has no effect.
     able = [name for name in shapes if name != "of examples"]
     moving = [name for name in able if name in ("a", "c") or dice.random() < 0.3]
     of_step = [
@@ -96,17 +91,13 @@ def assert_same(found: Outer, expected: Outer, within: float = 1e-10) -> None:
     torch.testing.assert_close(found.losses, expected.losses, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-9, atol=1e-10)
     for a, b in zip(groups(found.gradients), groups(expected.gradients), strict=True):
-        assert a.keys() == b.keys()
-        for name, gradient in b.items():
-            assert a[name].shape == gradient.shape
-            scale = max(1.0, gradient.abs().max().item())
-            torch.testing.assert_close(a[name], gradient, rtol=0, atol=within * scale, msg=name)
+        assert_near(a, b, within)
 
 
 @pytest.mark.parametrize("number", range(60))
 def test_a_random_problem_has_one_gradient(number: int) -> None:
     problem, tasks = random_problem(number)
-    if not problem.steps:  # nothing reads the support loss's own
+    if not problem.steps:  # only the support loss reads them
         problem.fixed.pop("of examples")
     mixed = differentiate(problem, tasks, "mixed")
     assert_same(mixed, differentiate(problem, tasks, "reverse"))
@@ -118,7 +109,7 @@ def test_a_random_problem_has_one_gradient(number: int) -> None:
 
 @pytest.mark.parametrize(("snapshots", "again"), [(None, 0), (0, 21), (1, 7), (2, 4), (8, 0)])
 def test_states_that_are_not_kept_are_computed_again(snapshots: int | None, again: int) -> None:
-    """Of 8 steps: each once on the way there, and for the way back, but for what is kept."""
+    """8 steps, each once on the way there; on the way back again, unless the state is kept."""
     called = []
 
     def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -159,7 +150,7 @@ def by_torch(problem: Problem, tasks: Task, network: Any) -> Outer:
 @needs_compiler
 @pytest.mark.parametrize(("pool", "mean"), [(False, True), (True, False), (False, False)])
 def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean: bool) -> None:
-    """MAML++'s parts and more: a body that stands still, rates, parameters of a step, a pull."""
+    """MAML++'s parts and more: a fixed body, rates, parameters of each step, a pull."""
     problem, tasks = convnet_problem(pool, mean, steps=3)
     weights = dict(problem.start)
     own = [name for name in weights if "norm" in name]
@@ -192,7 +183,7 @@ def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean:
 
 @needs_compiler
 def test_kernels_are_chosen_by_the_loss() -> None:
-    """Only the plain cross-entropy is compiled with its head; others have the blocks alone."""
+    """Only the plain cross-entropy is compiled with its head; other losses only with the blocks."""
     problem, tasks = convnet_problem(False, True, steps=2)
     assert native(problem) is not None
     support, network = problem.support, problem.support.network  # type: ignore[attr-defined]
@@ -221,7 +212,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
             for name, gradient in differentiate(problem, tasks).gradients.start.items()
         ]
         assert max(apart) > 1e-3
-    # As `test_stack.py` has it of blocks; here the head is compiled, too.
+    # `test_stack.py` tests this for blocks; here the head is compiled, too.
     network.head = torch.nn.Linear(16, 3, bias=False)
     assert native(problem) is None
 
@@ -271,7 +262,7 @@ def test_without_a_step_a_transform_has_no_gradient(way: Any) -> None:
 
 
 def test_what_adapts_and_no_loss_reads_is_refused() -> None:
-    """What one step's loss alone reads is read; its derivative may be zero."""
+    """It is enough that one step's loss reads a parameter; its derivative may be zero."""
 
     def state(meta_params: Params, read_at: int = 1) -> Problem:
         def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
@@ -292,7 +283,7 @@ def test_what_adapts_and_no_loss_reads_is_refused() -> None:
 
 
 def test_what_a_loss_closes_over_is_refused() -> None:
-    """It would be a constant, although it is made of what is differentiated by."""
+    """It would count as a constant, although it depends on the meta-parameters."""
     x = randn(1, 3, seed=1)
 
     def state(meta_params: Params) -> Problem:
@@ -309,7 +300,7 @@ def test_what_a_loss_closes_over_is_refused() -> None:
         meta_gradient(state, {"w": randn(3, seed=2)}, x)
 
 
-# Sets are [2, 4, 5]. How many scales and shifts there are, and who normalises.
+# Sets are [2, 4, 5]. Each entry: the number of scales and shifts, and the function.
 NORMS: dict[str, tuple[int, Any]] = {
     "F.layer_norm": (5, lambda x, w, b: F.layer_norm(x, (5,), w, b)),
     "torch.layer_norm": (5, lambda x, w, b: torch.layer_norm(x, (5,), w, b)),

@@ -29,7 +29,7 @@ DEEP = [name for name in registry.known("network") if name.startswith(("resnet",
 
 @pytest.mark.parametrize("name", DEEP)
 def test_the_name_counts_the_layers_with_weights(name: str) -> None:
-    """Convolutions and linear layers, without those that only change a shortcut's shape."""
+    """Count convolutions and linear layers, but not those that only change a shortcut's shape."""
     with torch.device("meta"):
         network = build(name)
     layers = [
@@ -37,7 +37,7 @@ def test_the_name_counts_the_layers_with_weights(name: str) -> None:
         for path, layer in network.named_modules()
         if isinstance(layer, nn.Conv2d | nn.Linear)
         and "downsample" not in path
-        # Few-shot tables count the convolutions alone: the last layer is the learner's.
+        # Few-shot tables count only the convolutions: the last layer is the learner's.
         and not (name == "resnet12" and path == "module.head")
     ]
     assert len(layers) == int(name.removeprefix("resnet").removeprefix("vgg"))
@@ -78,7 +78,7 @@ def test_larger_images_meet_torchvision_s_own_stem() -> None:
 
 
 def test_given_statistics_are_used_as_torchvision_uses_running_ones() -> None:
-    """And a call leaves no trace: there are no running ones, and the state is the same."""
+    """A call changes no state: the network has no running statistics."""
     ours = build("resnet18").double()
     before = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     assert before.keys() == dict(ours.named_parameters()).keys()
@@ -120,7 +120,7 @@ def learn2learn_s_resnet12(channels: int) -> Any:
 
 
 def test_resnet12_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
-    """Whose last maps are 5×5, as learn2learn's mean over them expects."""
+    """The last feature maps are 5×5, as learn2learn's mean over them expects."""
     ours, peer = build("resnet12", (3, 84, 84)), learn2learn_s_resnet12(3)
     weights = {n: t for n, t in ours.module.state_dict().items() if not n.startswith("head.")}
     assert weights.keys() == dict(peer.named_parameters()).keys()
@@ -134,7 +134,7 @@ def test_resnet12_equals_learn2learn_s_on_miniimagenet_s_images() -> None:
 
 
 def test_resnet12_trains_from_learn2learn_s_weights(tmp_path: Path) -> None:
-    """A learner without a head takes all of them; one step by each way through the network."""
+    """A learner without a head takes all weights, and trains for one iteration."""
     weights, run_dir = tmp_path / "backbone.pt", str(tmp_path / "run")
     torch.save(learn2learn_s_resnet12(1).state_dict(), weights)
     config = glyphs(

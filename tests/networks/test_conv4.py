@@ -29,9 +29,9 @@ def noise(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
-    """With 0.03 the variance is about the ε, which then decides the result."""
+    """At a scale of 0.03 the variance is about as large as ε, so ε has an effect."""
     norm, x = BatchNorm(4).double(), noise(6, 4, 5, 5, scale=0.03) + 3
-    # Neither scale nor shift is what it begins as.
+    # Neither scale nor shift has its initial value.
     nn.init.uniform_(norm.weight, 0.5, 2)
     nn.init.uniform_(norm.bias, -1, 1)
     found, (mean, variance) = norm(x, None)
@@ -87,7 +87,7 @@ def test_four_blocks_and_a_head(name: str, side: int, filters: int, features: in
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-# ---- initial weights: 10⁵ draws, of which a moment is right to 1 % -----------------------------
+# ---- initial weights: 10⁵ draws, so a moment is right to 1 % -----------------------------------
 
 
 def test_a_head_begins_as_a_truncated_normal() -> None:
@@ -96,8 +96,8 @@ def test_a_head_begins_as_a_truncated_normal() -> None:
     weights = network.head.weight.detach()
     assert weights.numel() > 1e5
     assert 0.0199 < weights.abs().max() <= 0.02
-    # What is left within 2σ is narrower: σ² (1 - 4 φ(2) / (2 Φ(2) - 1)), of mean zero; and is no
-    # uniform distribution, of which half were within 1σ.
+    # The variance within 2σ is smaller: σ² (1 - 4 φ(2) / (2 Φ(2) - 1)); the mean is zero. Of a
+    # uniform distribution, half would be within 1σ.
     assert weights.std().item() == pytest.approx(0.0087962, rel=0.01)
     assert abs(weights.mean().item()) < 1e-4
     assert (weights.abs() < 0.01).double().mean().item() == pytest.approx(0.7152, rel=0.01)

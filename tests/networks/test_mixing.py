@@ -1,4 +1,4 @@
-"""Networks that mix the examples of a set are found, and those that do not are left alone."""
+"""Networks that mix the examples of a set are told from those that do not."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ APART: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Net(nn.Module):
-    """Whatever is done to a set, let through by a gate, between two layers."""
+    """A function of a set between two layers; a gate scales its output."""
 
     def __init__(
         self, do: Callable[[Tensor], Tensor], gate: float = 1.0, masked: float = 0.0
@@ -51,7 +51,7 @@ X = torch.rand(30, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     ],
 )
 def test_a_set_and_its_halves_tell(what: str, gate: float, expected: bool) -> None:
-    """Beside a batch norm, whose statistics are handed out; with a gate that is yet to open."""
+    """Next to a batch norm, whose statistics are returned; also with a gate that is closed."""
     torch.manual_seed(0)
     assert mixes(explicit(Net((MIXING | APART)[what], gate), "x"), X) is expected
 

@@ -1,4 +1,4 @@
-"""The blocks of a `Conv4` are one operation, which is to torch what any operation is."""
+"""The blocks of a `Conv4` are one operation, which torch differentiates like any other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.kernels.convnet import ConvNet, Shape
 from maml.learners.maml import MAML
+from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import Stack, features, stack_of
-from maml.params import Params
+from maml.params import Params, without_prefix
 from tests.compiler import needs_compiler
+from tests.metagradient.peer import by_hand
 from tests.workers import worker_of
 
 pytestmark = needs_compiler
@@ -29,7 +31,7 @@ STACKS = {
 
 
 def case(shape: Shape, per_task: Callable[[int], bool]) -> tuple[list[Tensor], Tensor]:
-    """Weights, of each task or shared, of which some scales fall or are flat; images of tasks."""
+    """Return weights, of each task or shared, some scales negative or zero; and tasks' images."""
     torch.manual_seed(3)
     channels, f = shape.image[0], shape.filters
     weights: list[Tensor] = []
@@ -42,10 +44,13 @@ def case(shape: Shape, per_task: Callable[[int], bool]) -> tuple[list[Tensor], T
     return [w.requires_grad_() for w in weights], torch.rand(N_TASKS, 5, *shape.image, dtype=F64)
 
 
-def by_torch(stack: Stack, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, Tensor]:
+def by_torch(stack: Stack, x: Tensor, given: Tensor | None, weights: list[Tensor]) -> Any:
+    """Return what `features` returns, of one set ``[E, …]`` or of each task's."""
+    if x.dim() == 4:
+        return stack.plain(x, given, *weights)
     dims = [0 if w.dim() > rank else None for w, rank in zip(weights, stack.ranks, strict=True)]
-    each = torch.func.vmap(lambda x, *w: stack.plain(x, None, *w), in_dims=(0, *dims))
-    return each(x, *weights)  # type: ignore[no-any-return]
+    each = torch.func.vmap(stack.plain, in_dims=(0, None if given is None else 0, *dims))
+    return each(x, given, *weights)
 
 
 def assert_equal(found: Any, wanted: Any) -> None:
@@ -85,7 +90,8 @@ def test_value_and_two_derivatives(
     weights, x = case(STACKS[name], whose)
     vectors = [torch.randn_like(w) for w in weights]
     results = []
-    for found, used in (features(stack, x, None, weights), by_torch(stack, x, weights)):
+    for function in (features, by_torch):
+        found, used = function(stack, x, None, weights)
         torch.manual_seed(4)
         cotangent = torch.randn(found.shape, dtype=F64).requires_grad_()
         gradient = torch.autograd.grad(found, weights, cotangent, create_graph=True)
@@ -100,25 +106,18 @@ def test_value_and_two_derivatives(
 
 @pytest.mark.parametrize("of_tasks", [True, False])
 def test_what_kernels_do_not_differentiate(of_tasks: bool, passes: list[str]) -> None:
-    """By images and statistics, through the statistics used, and three times over."""
+    """Gradients by images and statistics, through the statistics used, and third derivatives."""
     stack = stack_of(STACKS["odd pooling"])
     weights, x = case(STACKS["odd pooling"], lambda i: of_tasks)
     given = torch.rand(N_TASKS, 4, 2, 16, dtype=F64) + 0.5
     if not of_tasks:
         x, given = x[0], given[0]
     x, given = x.requires_grad_(), given.requires_grad_()
-
-    def plain(x: Tensor, given: Tensor | None, weights: list[Tensor]) -> Any:
-        if not of_tasks:
-            return stack.plain(x, given, *weights)
-        dims = (0, None if given is None else 0, *[0] * len(weights))
-        return torch.func.vmap(stack.plain, in_dims=dims)(x, given, *weights)
-
     results = []
-    for function in (lambda *inputs: features(stack, *inputs), plain):
-        found, used = function(x, given, weights)
+    for function in (features, by_torch):
+        found, used = function(stack, x, given, weights)
         by_given = torch.autograd.grad(found.square().sum() + used.sum(), [x, given, *weights])
-        found, used = function(x, None, weights)
+        found, used = function(stack, x, None, weights)
         value = found.square().sum() + used.square().sum()
         first = torch.autograd.grad(value, weights, create_graph=True)
         value = torch.stack([slope.square().sum() for slope in first]).sum()
@@ -138,7 +137,8 @@ def test_within_transforms_of_torch() -> None:
 
     def stepped(function: Any) -> Any:
         def loss(weights: list[Tensor], x: Tensor) -> Tensor:
-            return function(x, weights)[0].square().mean().sqrt()  # type: ignore[no-any-return]
+            found: Tensor = function(stack, x, None, weights)[0]
+            return found.square().mean().sqrt()
 
         def after(weights: list[Tensor], x: Tensor) -> Tensor:
             slopes = torch.func.grad(loss)(weights, x)
@@ -149,9 +149,7 @@ def test_within_transforms_of_torch() -> None:
         each = torch.func.vmap(one, in_dims=(None, 0))
         return torch.func.vmap(each, in_dims=(None, 0))(weights, sets)
 
-    found = stepped(lambda x, weights: features(stack, x, None, weights))
-    wanted = stepped(lambda x, weights: stack.plain(x, None, *weights))
-    assert_equal(found, wanted)
+    assert_equal(stepped(features), stepped(by_torch))
 
 
 class Auxiliary(MAML):
@@ -167,22 +165,6 @@ class Auxiliary(MAML):
         return loss + 0.3 * apart.square().mean(), outputs
 
 
-def by_loop(learner: MAML, params: Params, tasks: Task) -> list[Tensor]:
-    """The meta-gradient of a plain loop with ``create_graph``, without kernels."""
-    learner.network.kernels = False  # type: ignore[assignment]
-    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-    own = {name.removeprefix("network."): leaf for name, leaf in leaves.items()}
-    total = torch.zeros((), dtype=F64)
-    for i in range(len(tasks.query_y)):
-        task, at = Task(*(part[i] for part in tasks)), dict(own)
-        for step in range(2):
-            loss, _ = learner.support_loss(at, task, step)
-            slopes = torch.autograd.grad(loss, list(at.values()), create_graph=True)
-            at = {n: w - 0.1 * g for (n, w), g in zip(at.items(), slopes, strict=True)}
-        total = total + learner.query_loss(at, task, 1)[0]
-    return list(torch.autograd.grad(total, list(leaves.values())))
-
-
 @pytest.mark.parametrize(("way", "batching"), [("reverse", "vmap"), ("mixed", "tasks")])
 def test_a_learner_with_a_loss_of_its_own(way: str, batching: Any, passes: list[str]) -> None:
     changes: dict[str, Any] = {"filters": 16, "inner_steps": 2, "inner_lr": 0.1}
@@ -194,7 +176,21 @@ def test_a_learner_with_a_loss_of_its_own(way: str, batching: Any, passes: list[
     params = learner.meta_parameters()
     found = learner.outer_gradient(params, tasks).gradients
     assert {"features", "pull_back", "along"} <= set(passes)
-    assert_equal(found.values(), by_loop(learner, params, tasks))
+    learner.network.kernels = False  # type: ignore[assignment]
+    start, losses = without_prefix(params, "network."), (learner.support_loss, learner.query_loss)
+    by_loop = by_hand(Problem(start, *losses, lr=0.1, steps=2), tasks).gradients.start
+    assert_equal(found.values(), by_loop.values())
+
+
+def test_where_the_head_alone_adapts_features_are_computed_once(passes: list[str]) -> None:
+    """Steps cost no pass through the network."""
+    values = {"learner": "anil", "filters": 16, "inner_steps": 6, "task_batch": 5}
+    worker = worker_of("maml-glyphs-5way-1shot", kernels="native", **values)
+    params, ids = worker.learner.meta_parameters(), torch.arange(5)
+    worker.share(params, ids, worker.learner)  # the first call also checks what losses read
+    passes.clear()
+    worker.share(params, ids, worker.learner)
+    assert sorted(passes) == ["features", "features", "pull_back", "pull_back"]
 
 
 @pytest.mark.parametrize(

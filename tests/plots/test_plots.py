@@ -1,4 +1,4 @@
-"""Pictures of runs: what they show is what the runs say, and each is there."""
+"""Pictures of runs: each is drawn, and shows what the run has written."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drawn(folder: Path) -> set[str]:
-    """Return the names of the pictures in a folder, each of which has something on it, twice."""
+    """Return the names of the pictures in a folder. Each must show something, as PNG and PDF."""
     for path in folder.glob("*.png"):
         assert np.asarray(Image.open(path).convert("L")).std() > 5, path
         pdf = path.with_suffix(".pdf").read_bytes()
@@ -56,7 +56,7 @@ def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) ->
     assert drawn(there / "d-0" / "plots") == {"curves", "steps"}
     said = capsys.readouterr()
     assert said.out.startswith("2 pictures of 1 run, each as PNG and PDF: ")
-    # Nothing is said of a picture that these runs have nothing for.
+    # No line names a picture that these runs cannot have.
     lines = [line for line in said.err.splitlines() if line.startswith("drawn")]
     assert lines == ["drawn: curves", "drawn: steps"]
 
@@ -66,14 +66,14 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
     assert {name: [run.path.name for run in each] for name, each in found.items()} == {
         "inner_lr=0.4": ["a-0", "a-1"], "inner_lr=0.1": ["b-0"]
     }  # fmt: skip
-    # Learners differ in more than their name, which says it all.
+    # Learners differ in several fields. The learner's name is enough.
     found = reading.methods(reading.find([there / "a-0", there / "c-0"]))
     assert list(found) == ["maml", "metasgd"]
     assert len(reading.find([there])) == 5
     with pytest.raises(UserError, match="no run directory"):
         reading.find([there / "a-0" / "checkpoints"])
     runs = reading.find([there / name for name in ("a-0", "a-1", "b-0")])
-    # Labels are as many as methods, or as runs.
+    # There is one label for each method, or one for each run.
     assert [len(each) for each in command.named(["A", "B"], runs).values()] == [2, 1]
     assert list(command.named(["A", "B", "C"], runs)) == ["A", "B", "C"]
     with pytest.raises(UserError, match="--names: 1 name for 3 runs of 2 methods: "):
@@ -85,7 +85,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
 
 
 def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:
-    """Scores by step, after as many as the run was tested with, are the evaluation's."""
+    """After as many steps as the test used, scores by step equal the test's."""
     model = maml.load(there / "a-0")
     metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
     assert metric == "accuracy" and none != one
@@ -93,7 +93,7 @@ def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:
     axis = curves.by_step({"maml": [model, maml.load(there / "a-1")]}, 8).axes[0]
     each = [result(there / name)["accuracy"] for name in ("a-0", "a-1")]
     assert axis.lines[0].get_ydata()[1] == pytest.approx(np.mean(each), abs=1e-7)
-    # And curves are means over seeds, with each of them beside.
+    # Curves are means over seeds, and each seed has its own line.
     two = reading.find([there / "a-0", there / "a-1"])
     mean, *lines = curves.learning_curves({"maml": two}).axes[0].lines
     values = [[*reading.history(run.rows, "validation/accuracy").values()] for run in two]
@@ -103,7 +103,7 @@ def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:
 
 
 def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Path) -> None:
-    """However many lines and however long their labels."""
+    """The number of lines and the length of their labels change nothing."""
     runs = reading.find([there / "a-0"])
     heights = []
     for count in (1, 9):

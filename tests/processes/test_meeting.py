@@ -1,4 +1,4 @@
-"""Who takes part: the name of a start, the same in all its ranks; what tells processes apart."""
+"""The name of a start, which all its ranks share, and what tells processes apart."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def test_each_start_has_a_name_of_its_own(port: int, size: int) -> None:
 
 
 def test_who_comes_before_rank_zero_waits_for_the_new_one(port: int) -> None:
-    """It finds the name of the start before, whose rank 0 had answered it."""
+    """The store still has the name of the earlier start, which an early rank must not take."""
     with ThreadPoolExecutor(2) as pool:
         before = set(pool.map(lambda rank: join(port, rank, 2), range(2)))
         early = pool.submit(join, port, 1, 2)
@@ -64,16 +64,16 @@ def test_a_process_from_beginning_to_end() -> None:
     identity = Identity.own()._replace(pid=child.pid, since=started(child.pid))
     assert not identity.is_gone()
     assert started(child.pid) == identity.since
-    # Of the same number, but another start; of another boot.
+    # The same process id, but with another start time, or of another boot.
     assert identity._replace(since=identity.since + "0").is_gone()
     boot, space = identity.place.split()
     assert identity._replace(place=f"{boot}0 {space}").is_gone()
-    # Nothing is known of another host, or of another container.
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert identity.is_gone(), "a process that nobody has waited for is gone as well"
     child.wait()
     assert identity.is_gone()
+    # Nothing is known of another host, or of another container.
     assert not identity._replace(host="another").is_gone()
     assert not identity._replace(place=f"{boot} pid:[1]").is_gone()
     assert not Identity.own().is_gone()

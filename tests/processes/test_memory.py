@@ -1,4 +1,4 @@
-"""Where memory ends: the kernel's OOM killer, and a limit that a user has set."""
+"""When memory runs out: the kernel's OOM killer, and a limit that a user has set."""
 
 import os
 import re
@@ -65,7 +65,7 @@ def group() -> Iterator[Group]:
 
 
 def test_the_kernel_kills_a_worker(group: Group, tmp_path: Path) -> None:
-    """It is named with its memory, by who lives and by the launcher."""
+    """The surviving rank and the launcher name the worker and its memory."""
     code = """
 import os, sys
 import launch.workers
@@ -92,7 +92,7 @@ run_program(launch.workers.main, sys.argv[2:])
 
 
 def test_a_limit_of_addresses(tmp_path: Path) -> None:
-    """A library that finds no room says what it likes; the line names the limit."""
+    """Each library reports missing memory in its own words; the error line names the limit."""
     within = ["bash", "-c", 'ulimit -v 300000; exec "$@"', "-", *TRAIN]
     done = run([*within, *as_flags(sinusoid(run_dir=str(tmp_path / "run")))], 60, expect=2)
     (line,) = done.stderr.splitlines()

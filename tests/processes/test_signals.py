@@ -27,7 +27,6 @@ ENDLESS = sinusoid(iterations=10**9, compile="off")
 def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
     """Check what a stopped run leaves and says; return the iteration it reached."""
     reached = last(run_dir)["iteration"]
-    assert isinstance(reached, int)
     rows = metrics(run_dir)
     assert [row["iteration"] for row in rows] == list(range(1, reached + 1))
     (said,) = re.findall(r"stopped by .*", stdout)
@@ -62,7 +61,7 @@ def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_stopped_before_training_begins(cache_dir: Path) -> None:
-    """While libraries load there is nothing to save: it ends, and says so without a traceback."""
+    """While libraries load there is nothing to save: the program ends without a traceback."""
     code = """
 import os, signal, sys, time
 import maml.trainer
@@ -83,7 +82,7 @@ run_program(main, [])
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """A terminal's signal, or a scheduler's SIGTERM to all: one checkpoint of both.
+    """A terminal or a scheduler signals all processes: both ranks stop at one checkpoint.
 
     torchrun adds words of its own; the launch checks that no process survives.
     """
@@ -160,7 +159,7 @@ def test_while_testing(
 
 
 def test_while_pictures_are_drawn(tmp_path: Path) -> None:
-    """A stop takes nothing back: the run is finished, and what draws the pictures is said."""
+    """The run stays finished, and a line names the command that draws the pictures."""
     code = """
 import os, signal, sys, time
 import maml.trainer, maml.training.testing
@@ -185,7 +184,7 @@ run_program(lambda arguments: maml.trainer.Trainer(parse(arguments)).run(), sys.
 
 
 def test_in_the_middle_of_a_long_iteration(tmp_path: Path) -> None:
-    """The step is abandoned: what was whole is saved, within seconds, whatever computes.
+    """The step is abandoned, and the last whole state is saved within seconds.
 
     The step sleeps in C, where Python handles no signal: a deep network's backward is like that.
     """

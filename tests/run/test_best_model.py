@@ -14,7 +14,7 @@ from tests.runs import glyphs, last, metrics, result, same, sinusoid, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-# Its outer loop diverges: what validates best is neither the first nor the last.
+# Its outer loop diverges, so the best validation is neither the first nor the last.
 CONFIG = sinusoid(
     iterations=9, eval_every=2, checkpoint_every=3, keep_checkpoints=1, test_tasks=5,
     meta_lr=0.03, test_model="best",
@@ -28,7 +28,7 @@ def best_of(run_dir: Path) -> int:
 
 
 def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
-    """No checkpoint of it is there."""
+    """The best model's checkpoint is not there."""
     whole = train(CONFIG, tmp_path / "whole")
     best = best_of(tmp_path / "whole")
     assert best not in (2, 8)
@@ -47,7 +47,7 @@ def test_the_best_is_tested_wherever_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_training_ends_when_no_better_model_was_found(tmp_path: Path) -> None:
-    """Where it ends, it has ended when it is started again."""
+    """A run that has ended early does not go on when it is started again."""
     train(CONFIG, tmp_path / "whole")
     best = best_of(tmp_path / "whole")
     patient = with_values(CONFIG, iterations=50, stop_after=2)
@@ -61,9 +61,7 @@ def test_training_ends_when_no_better_model_was_found(tmp_path: Path) -> None:
 
 
 def test_a_run_s_model_is_the_one_that_it_tests(tmp_path: Path) -> None:
-    config = glyphs(
-        iterations=3, eval_every=2, test_tasks=6, dtype="float64", test_model="best"
-    )  # fmt: skip
+    config = glyphs(iterations=3, eval_every=2, test_tasks=6, dtype="float64", test_model="best")
     train(config, tmp_path)
     evaluation.main([str(tmp_path), "--tasks", "6"])
     evaluation.main([str(tmp_path), "--tasks", "6", "--iteration", "3"])
@@ -84,7 +82,7 @@ def test_without_a_validation_it_is_the_last(tmp_path: Path, capsys: Any) -> Non
 
 
 def test_validations_tell_of_the_inner_loop(tmp_path: Path) -> None:
-    """Of each step; of many steps three are looked at; where rates are learned, of them, too."""
+    """They report each inner step, or three of many steps, and learned rates."""
     values = {"iterations": 1, "eval_every": 1}
     train(glyphs(learner="metasgd", eval_inner_steps=3, **values), tmp_path / "few")
     train(sinusoid(eval_inner_steps=20, **values), tmp_path / "many")

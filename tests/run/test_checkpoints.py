@@ -58,7 +58,7 @@ def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_best_stay(tmp_path: Path) -> None:
-    """Those that validated best stay beside the newest, and after a resumption, too."""
+    """The best validated checkpoints stay in addition to the newest, also after a resumption."""
     config = with_values(CONFIG, eval_every=2, keep_checkpoints=1, keep_best=2, iterations=6)
     train(config, tmp_path)
     for iterations in (6, 17):
@@ -74,7 +74,7 @@ def best_of(rows: list[dict[str, Any]], there: Path) -> list[int]:
 
 
 def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
-    """Whenever it came: a sort by comparisons alone would put the best anywhere."""
+    """In any order: a sort by comparisons would put the best anywhere."""
     for order in itertools.permutations([-0.1, math.nan, -0.3, math.nan, -0.2]):
         for judged, sign in (("accuracy", 1), ("loss", -1)):
             scores = [{"split": "validation", judged: sign * score} for score in order]
@@ -103,7 +103,7 @@ def test_the_loss_decides_between_equals(tmp_path: Path) -> None:
 
 
 def test_going_back_takes_back_what_came_after(tmp_path: Path, monkeypatch: Any) -> None:
-    """From the first moment on: it was killed before its first save, and continues from there."""
+    """This holds at once: a run that fails before its first save continues from the older one."""
     straight = train(CONFIG, tmp_path)
     older = str(numbered_checkpoint(tmp_path, 4))
     with monkeypatch.context() as patched:
@@ -132,7 +132,7 @@ def test_without_last_it_goes_on_from_the_newest(tmp_path: Path, capsys: Any) ->
     missing = f"{last_checkpoint(tmp_path)}: no such checkpoint"
     assert line == f"warning: {missing}; going on from {newest}, after iteration 7"
     assert kept(tmp_path) == [2, 4, 6, 7]
-    # Killed between the two names: last.pt has its number after the next start at the latest.
+    # A kill between the two names leaves last.pt without its number; the next start adds it.
     newest.unlink()
     train(CONFIG, tmp_path, iterations=8)
     assert kept(tmp_path) == [2, 4, 6, 7, 8]
@@ -149,7 +149,7 @@ def flipped(path: Path) -> None:
 
 
 def frozen(path: Path) -> None:
-    """As a gradient whose square was infinite left it, before such steps were refused."""
+    """Spoil it as a gradient with an infinite square did, before such steps were refused."""
     content = checkpoint.load(path)
     content["optimizer"]["state"][0]["exp_avg_sq"][3] = math.inf
     with open(path, "r+b") as file:
@@ -157,7 +157,7 @@ def frozen(path: Path) -> None:
 
 
 def reshaped(path: Path) -> None:
-    """An optimizer's state of fewer elements."""
+    """Remove an element of the optimizer's state."""
     content = checkpoint.load(path)
     state = content["optimizer"]["state"][0]
     state["exp_avg"] = state["exp_avg"][:-1].clone()
@@ -171,7 +171,7 @@ def reshaped(path: Path) -> None:
 def test_a_damaged_one_is_set_aside(
     spoil: Any, others: tuple[int, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """7 is the same file as last.pt. Nothing is lost: they lie beside, under other names."""
+    """Checkpoint 7 is the same file as last.pt. Damaged files are renamed: nothing is lost."""
     straight = train(CONFIG, tmp_path)
     names = [last_checkpoint(tmp_path), *(numbered_checkpoint(tmp_path, n) for n in (7, *others))]
     for path in (names[0], *names[2:]):
@@ -201,7 +201,7 @@ def test_a_damaged_one_is_set_aside(
 
 
 def test_what_is_not_damaged_is_not_passed_over(tmp_path: Path, capsys: Any) -> None:
-    """Another version's format, and a flag that is another one: the run does not go back."""
+    """The run does not go back because of another version's format or a changed flag."""
     train(CONFIG, tmp_path)
     before = (tmp_path / "result.json").read_bytes()
     with pytest.raises(UserError, match=r"--iterations 3: .*last\.pt was made after 7"):
@@ -224,7 +224,7 @@ def test_what_is_not_damaged_is_not_passed_over(tmp_path: Path, capsys: Any) -> 
 
 
 def test_another_networks_model(tmp_path: Path) -> None:
-    """One that lacks a tensor, or has one that copying would spread."""
+    """The model lacks a tensor, or has a tensor that copying would broadcast."""
     train(CONFIG, tmp_path)
     whole = checkpoint.load(last_checkpoint(tmp_path))
     name = next(name for name, tensor in whole["model"].items() if tensor.shape == (40,))
@@ -240,7 +240,7 @@ def test_another_networks_model(tmp_path: Path) -> None:
             train(CONFIG, tmp_path)
         with pytest.raises(UserError, match=f"{tmp_path}, after 7: its model .*{name} is {says}"):
             evaluation.main([str(tmp_path), "--tasks", "1"])
-    # A part that is none.
+    # A part of the wrong type or value.
     path = last_checkpoint(tmp_path)
     parts = {"config": None, "optimizer": {}, "model": [1], "iteration": -5, "seconds": math.nan}
     for part, value in parts.items():
@@ -251,7 +251,7 @@ def test_another_networks_model(tmp_path: Path) -> None:
 
 
 def test_two_at_once(tmp_path: Path) -> None:
-    """A job that is submitted again while the first still runs; a killed one is no hindrance."""
+    """A second job is refused while the first runs, but not after the first was killed."""
     forever = {"iterations": 10**6, "checkpoint_every": 10**6, "run_dir": str(tmp_path)}
     first = start([*TRAIN, *as_flags(with_values(CONFIG, **forever))])
     first.wait_for("iterations 0 to", timeout=60)

@@ -58,7 +58,7 @@ def test_result(finished: Path, tmp_path: Path) -> None:
     assert contract <= found.keys()
     assert (found["tasks"], found["transductive"], found["preset"]) == (6, True, CONFIG.preset)
     assert found["published"] is CONFIG.published is None
-    # As given on top of the preset: with these, its published number is another experiment's.
+    # The changes to the preset: with them, its published number does not apply.
     changed = found["changed"]
     assert (changed["iterations"], changed["test_tasks"], changed["ways"]) == (5, 6, 2)
     assert {"dtype", "seed", "strategy", "run_dir", "log_every"}.isdisjoint(changed)
@@ -70,7 +70,7 @@ def test_result(finished: Path, tmp_path: Path) -> None:
 
 
 def test_each_test_task_is_kept(finished: Path) -> None:
-    """To the bit: the means of what is read are those of result.json."""
+    """The means of the scores in the file are those of result.json, to the bit."""
     found, scores = result(finished), read_tasks(finished / "test_tasks.csv")
     assert list(scores) == [("test", CONFIG.seed, index) for index in range(6)]
     for name in scores["test", 0, 0]:
@@ -89,7 +89,7 @@ def test_damaged_scores_of_tasks_are_named(tmp_path: Path) -> None:
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one second they differ; a launcher's later start has that of the earlier one."""
+    """Runs of the same second get different names; a launcher's restart gets the same name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda *_: "now")
     # Longer than a line of YAML, which is folded.

@@ -1,4 +1,4 @@
-"""A step that is not finite is not taken, and its tasks are found; divergence is said early."""
+"""A step that is not finite is not taken, and its tasks are found; divergence is reported early."""
 
 import json
 import math
@@ -40,7 +40,7 @@ HUGE = {"data": "tests.poisoned:huge", "inner_steps": 0}
 def test_a_step_that_is_not_finite_stops_the_run(
     values: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The checkpoint from before it exists, and the line names it; the task is found."""
+    """The error names the checkpoint from before the step, and replay finds the task."""
     with pytest.raises(UserError, match=f"^{reason} at iteration 3: training has div") as caught:
         train(POISONED, tmp_path, **values)
     line = str(caught.value)
@@ -60,7 +60,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert [line.split(":")[0] for line in tasks] == ["task 6", "task 7", "task 8"]
     assert ["not finite in network." in line for line in tasks] == [False, True, False]
     assert verdict == f"1 of 3 tasks not finite: {BAD}"
-    # The same command meets it again; another way of going on gets past it.
+    # The same command fails again, but --on-nonfinite skip gets past the step.
     with pytest.raises(UserError, match="at iteration 3"):
         train(POISONED, tmp_path, **values)
     train(POISONED, tmp_path, on_nonfinite="skip", **values)
@@ -96,7 +96,7 @@ def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
-    """The process that has the task is another one each time; parameters are those of `local`."""
+    """Different ranks have the bad task; the parameters are those of `local`."""
     config = with_values(
         POISONED, iterations=5, on_nonfinite="skip", dtype="float64", resume="never"
     )
@@ -110,8 +110,8 @@ def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
         (row,) = read_rows(rows_of(tmp_path / name))
         assert BAD in row["tasks"] and row["action"] == "skip", name
         assert result(tmp_path / name)["skipped"] == 1
-        for parameter, tensor in last(tmp_path / name)["model"].items():
-            torch.testing.assert_close(tensor, alone[parameter], rtol=1e-10, atol=1e-10)
+        model = last(tmp_path / name)["model"]
+        torch.testing.assert_close(model, alone, rtol=1e-10, atol=1e-10)
 
 
 def test_what_cannot_be_replayed(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_cannot_be_replayed(tmp_path: Path) -> None:
 
 
 def test_a_loss_far_above_its_beginning_is_named(tmp_path: Path, capsys: Any) -> None:
-    """Every number is finite, and all are nonsense; a run that goes on knows it still."""
+    """All numbers are finite, but useless; a resumed run still reports the divergence."""
     config = sinusoid(iterations=LONG + 50, log_every=50, meta_lr=100.0, inner_steps=0)
     for iterations in (30, LONG + 20, LONG + 50):
         train(config, tmp_path, iterations=iterations)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def test_full_disk_under_metrics_is_one_line(tmp_path: Path, monkeypatch: Any) -> None:
-    """Full once a run has begun: it reads rows that are there, and /dev/full is an endless file."""
+    """The disk is full only after the start: a run reads its rows, and /dev/full has no end."""
     full = lambda log, iteration: log._path.symlink_to("/dev/full")  # noqa: E731
     monkeypatch.setattr(RunLog, "forget_after", full)
     with pytest.raises(UserError, match=rf"^{tmp_path}/metrics\.jsonl: .*No space left") as caught:

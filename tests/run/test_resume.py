@@ -21,9 +21,12 @@ from maml.trainer import Trainer
 from tests.launching import run
 from tests.runs import glyphs, last, metrics, name_of, same, sinusoid, supervised, train
 
-NO_TIME = {"seconds": 0, "tasks_per_second": 0, "time": {}}
-
 pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+def rows_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the rows of a run, without what a clock measured."""
+    return [{**row, "seconds": 0, "tasks_per_second": 0, "time": {}} for row in metrics(run_dir)]
 
 
 @pytest.mark.parametrize("family", [sinusoid, glyphs, supervised], ids=name_of)
@@ -37,11 +40,7 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     assert not same(halfway["model"], straight["model"])
     assert same(resumed["model"], straight["model"])
     assert same(resumed["optimizer"], straight["optimizer"])
-    losses = [
-        [(row["iteration"], row["loss"]) for row in metrics(tmp_path / name)]
-        for name in ("straight", "resumed")
-    ]
-    assert losses[0] == losses[1]
+    assert rows_of(tmp_path / "straight") == rows_of(tmp_path / "resumed")
     # And what is finished is not trained again.
     rows = metrics(tmp_path / "resumed")
     assert same(train(config, tmp_path / "resumed")["model"], resumed["model"])
@@ -49,7 +48,7 @@ def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
-    """What a version did not have, it did as the default does: resumed so, and not otherwise."""
+    """A version without a flag did what the default does, so only the default may be resumed."""
     config = sinusoid(iterations=2, meta_optimizer="sgd")
     saved = train(config, tmp_path)
     for name in ("proximal", "meta_momentum"):
@@ -61,7 +60,7 @@ def test_a_checkpoint_from_before_a_flag_was_there(tmp_path: Path) -> None:
 
 
 def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
-    """Every step of such a run depends on how many there are."""
+    """Each step's learning rate depends on the number of iterations."""
     falling = sinusoid(iterations=2, meta_schedule="cosine")
     train(falling, tmp_path)
     with pytest.raises(UserError, match=r"--iterations is 4, but .* was made with 2; give"):
@@ -69,7 +68,7 @@ def test_where_the_rate_falls_to_the_end_stays(tmp_path: Path) -> None:
 
 
 def test_rows_are_means_since_the_row_before(tmp_path: Path, monkeypatch: Any) -> None:
-    """Wherever a run was stopped: here twice between two rows, or killed before a row, too."""
+    """Also when a run was stopped or killed between two rows, or killed just before a row."""
     config = glyphs(iterations=8, log_every=4, checkpoint_every=3, on_nonfinite="skip")
     real = Local.meta_step
     endings: dict[int, Any] = {2: "SIGTERM", 6: KeyboardInterrupt, 7: KeyboardInterrupt}
@@ -95,12 +94,10 @@ def test_rows_are_means_since_the_row_before(tmp_path: Path, monkeypatch: Any) -
     train(config, tmp_path / "parted")
     assert not endings
     train(config, tmp_path / "straight")
-    rows = [
-        [{**row, **NO_TIME} for row in metrics(tmp_path / name)] for name in ("straight", "parted")
-    ]
-    assert [row["iteration"] for row in rows[0]] == [4, 8]
-    assert rows[0] == rows[1]
-    assert [row["skipped"] for row in rows[0]] == [1, 1]
+    rows = rows_of(tmp_path / "straight")
+    assert [row["iteration"] for row in rows] == [4, 8]
+    assert rows == rows_of(tmp_path / "parted")
+    assert [row["skipped"] for row in rows] == [1, 1]
 
 
 def test_rows_are_not_doubled(tmp_path: Path) -> None:
@@ -109,12 +106,12 @@ def test_rows_are_not_doubled(tmp_path: Path) -> None:
     train(config, tmp_path, iterations=3)
     shutil.copy(checkpoint.last_checkpoint(tmp_path), tmp_path / "older.pt")
     train(config, tmp_path)
-    once = [{**row, **NO_TIME} for row in metrics(tmp_path)]
+    once = rows_of(tmp_path)
     os.replace(tmp_path / "older.pt", checkpoint.last_checkpoint(tmp_path))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"iteration": 7, "lo')  # cut short by the crash
     train(config, tmp_path)
-    twice = [{**row, **NO_TIME} for row in metrics(tmp_path)]
+    twice = rows_of(tmp_path)
     assert twice == once
     assert [row["iteration"] for row in twice if "split" not in row] == [1, 2, 3, 4, 5, 6]
     assert [row["iteration"] for row in twice if "split" in row] == [2, 4, 6]
@@ -138,12 +135,9 @@ def test_an_interrupted_validation_is_made_up(tmp_path: Path, monkeypatch: Any) 
     assert not any("split" in row for row in metrics(tmp_path / "stopped"))
     train(config, tmp_path / "stopped")
     train(config, tmp_path / "straight")
-    losses = [
-        [(row["iteration"], row.get("split"), row["loss"]) for row in metrics(tmp_path / name)]
-        for name in ("straight", "stopped")
-    ]
-    assert losses[0] == losses[1]
-    assert len([split for _, split, _ in losses[0] if split]) == 2
+    rows = rows_of(tmp_path / "straight")
+    assert rows == rows_of(tmp_path / "stopped")
+    assert len([row for row in rows if "split" in row]) == 2
 
 
 def test_nothing_overwrites_another_run(tmp_path: Path) -> None:
@@ -162,7 +156,7 @@ def test_from_a_path(tmp_path: Path) -> None:
     source = checkpoint.last_checkpoint(tmp_path / "begun")
     continued = train(sinusoid(iterations=5, resume=str(source)), tmp_path / "continued")
     assert same(continued["model"], straight["model"])
-    # With the rows of the run that it goes on with.
+    # The rows of the earlier run are there, too.
     assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [1, 2, 3, 4, 5]
     assert checkpoint.load(source)["iteration"] == 2
     rows = tmp_path / "begun" / "metrics.jsonl"
@@ -207,7 +201,7 @@ def test_a_flipped_bit_is_never_another_model(tmp_path: Path) -> None:
         damaged[generator.randrange(len(damaged))] ^= 1 << generator.randrange(8)
         path.write_bytes(damaged)
         try:
-            # What lies between an archive's members is nobody's.
+            # A bit between the archive's members changes no content.
             assert same(checkpoint.load(path), whole)
         except UserError as error:
             refused += 1
@@ -246,7 +240,7 @@ def whole(iteration: int) -> dict[str, Any]:
 def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypatch: Any) -> None:
     path = tmp_path / "checkpoints" / "last.pt"
     path.parent.mkdir()
-    # What a kill has left goes with the next save.
+    # The next save removes the file that a kill has left.
     (path.parent / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
     checkpoint.save(path, whole(1))
 

@@ -1,4 +1,4 @@
-"""The evaluator beside a training: every checkpoint once, and an end in every case."""
+"""The evaluator next to a training: it takes each checkpoint once, and it always ends."""
 
 import json
 import shutil
@@ -71,7 +71,7 @@ def test_from_before_the_beginning_to_the_end(tmp_path: Path, cache_dir: Path) -
 
 
 def test_a_training_is_stopped_and_then_killed(tmp_path: Path, capsys: Any) -> None:
-    """Stopped: the watcher ends with it. Killed: nobody says so, and patience ends."""
+    """The watcher ends with a stopped training. After a killed one, it ends by --patience."""
     values = {"iterations": 10**9, "checkpoint_every": 100, "keep_checkpoints": 10**6}
     flags = as_flags(sinusoid(run_dir=str(tmp_path), **values))
     launched = start([*TRAIN, *flags])
@@ -96,7 +96,7 @@ def test_a_training_is_stopped_and_then_killed(tmp_path: Path, capsys: Any) -> N
 
 
 def test_each_once_for_each_question(directory: Path) -> None:
-    """Started again, it does nothing twice, but for a row that was cut short."""
+    """A second start repeats no evaluation, except one whose row was cut short."""
     assert evaluation.main([str(directory), "--tasks", "4"]) == 0
     for question in [(), ("--split", "validation"), ("--non-transductive",)] * 2:
         assert command(directory, *question) == 0
@@ -109,7 +109,7 @@ def test_each_once_for_each_question(directory: Path) -> None:
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
-    """Let each sleep of the watcher take its time, and be the next step; ``int`` does nothing."""
+    """Fake the clock: each sleep of the watcher also takes the next step. ``int`` does nothing."""
 
     def begin(*steps: Callable[[], object]) -> list[float]:
         now, left = [0.0], iter(steps)
@@ -127,7 +127,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
 
 
 def test_a_damaged_one_is_left_out(directory: Path, capsys: Any) -> None:
-    """Where it is the last one, that is no success."""
+    """If the last checkpoint is damaged, the exit code is 1."""
     for n, code in ((4, 0), (7, 1)):
         numbered_checkpoint(directory, n).write_bytes(b"")
         assert command(directory, "--split", ("test", "validation")[code]) == code
@@ -142,7 +142,7 @@ def said(directory: Path, state: str, iteration: int = 7) -> Callable[[], None]:
 
 
 def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> None:
-    """Other queries of a continued training; a checkpoint that NFS shows late, or never."""
+    """A resumed training has other queries; NFS shows files late, or a checkpoint never."""
     config = (directory / "config.yaml").rename(directory / "late.yaml")
     other, path = with_values(CONFIG, eval_queries=5), numbered_checkpoint(directory, 7)
     aside = path.rename(directory / "aside.pt")

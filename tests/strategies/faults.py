@@ -1,8 +1,8 @@
-"""Faults of a process, injected for real, and what comes of them; waiting for where a run is.
+"""Inject real faults into a process of a run and return how the run ends; wait for an iteration.
 
-Every rank is started on its own, as a cluster's launcher does: the end of one is not the end of
-all, and each has an exit code. But a launcher starts them where it is itself what dies, or what may
-end the others.
+Each rank is started on its own, as by a cluster's launcher: one rank may end while the others run,
+and each rank has its own exit code. A launcher starts the ranks only in those tests in which the
+launcher dies or may end the other ranks.
 """
 
 import os
@@ -43,22 +43,22 @@ SHORT = ["--iterations", "10", "--test-tasks", "8", "--eval-every", "5", "--eval
 """A run that comes to its end."""
 WORLD = 3
 DEATH_S = 10.0
-"""Seconds after which a run has ended that has lost a process by its death."""
+"""A run ends within this many seconds after one of its processes has died."""
 
 
 class Fault(NamedTuple):
     """What happens to a process."""
 
-    by: signal.Signals | str  # what it is sent, or a function of `tests.strategies.faulty`
-    cause: str  # what the line says by which the run ends, a regular expression
-    ends: bool  # the process is gone, and so seen to be; else silence tells
-    code: int = 1  # the exit code that it may have, beside 1 and that of a killed one
-    phase: str = ""  # one of `PHASES` in which rank 0 is; "": in training, some time
-    launcher: str = ""  # "torchrun" or "launch/local"; "": each is started on its own
+    by: signal.Signals | str  # the signal to send, or a function of `tests.strategies.faulty`
+    cause: str  # a regular expression for the line that reports the fault
+    ends: bool  # the process is gone at once; else the others notice its silence
+    code: int = 1  # an exit code that is allowed in addition to 1 and -SIGKILL
+    phase: str = ""  # one of `PHASES`, in which rank 0 waits; "": any time in training
+    launcher: str = ""  # "torchrun" or "launch/local"; "": each rank is started on its own
 
 
 LAUNCHER = -1
-"""In place of a rank: the fault is the launcher's."""
+"""Stands for a rank: the fault happens to the launcher."""
 
 FAULTS = {
     "killed": Fault(signal.SIGKILL, "was killed", ends=True),
@@ -66,7 +66,7 @@ FAULTS = {
     "failed": Fault("raises", r"failed: ValueError: C:\\users\\new and a second line", ends=True),
     "stopped": Fault(signal.SIGSTOP, "is stopped by a signal: silent for", ends=False),
     "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
-    # gloo, finding its connections gone, ends its own process.
+    # gloo ends its own process when it has lost its connections.
     "disconnected": Fault(
         "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
@@ -75,7 +75,7 @@ KILLED = FAULTS["killed"]
 WHILE_DRAWING = KILLED._replace(phase="drawing", cause=r"\) was killed; all work is done$")
 GOES_ON = KILLED._replace(launcher="launch/local", phase="training", cause="training goes on")
 ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False)
-"""Who waits for whom depends on the strategy, and rank 0 may wait for nobody."""
+"""The waiting rank depends on the strategy, and rank 0 may wait for no other rank."""
 
 
 class Outcome(NamedTuple):
@@ -85,23 +85,21 @@ class Outcome(NamedTuple):
     codes: list[int]  # of each rank
     said: list[str]  # the lines with "error: ", of all ranks
     stderr: str
-    pid: int  # of the process that the fault was of
+    pid: int  # of the process that had the fault
     state: str  # what status.json says
 
 
 def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float) -> Outcome:
-    """Train with ``strategy``, let ``fault`` happen to ``rank``; return how all ended."""
+    """Train with ``strategy``, let ``fault`` happen to ``rank``; return how the run ended."""
     marker = run_dir.with_name(f"{run_dir.name}-fault")
-    env, script = {}, "train_maml.py"
+    args = [*arguments(strategy), "--run-dir", str(run_dir), "--timeout", f"{timeout:g}"]
+    env = {}
     if isinstance(fault.by, str):
         env = {"FAULT": fault.by, "FAULT_RANK": str(rank), "FAULT_FILE": str(marker)}
     if fault.phase:
         env |= {"HOLD": fault.phase, "HOLD_FILE": str(marker)}
-    if env:
-        script = "tests/strategies/faulty.py"
-    args = [*arguments(strategy), "--run-dir", str(run_dir), "--timeout", f"{timeout:g}"]
-    if fault.phase:
         args += SHORT
+    script = "tests/strategies/faulty.py" if env else "train_maml.py"
     started = _start(fault.launcher, script, args, env)
     try:
         if fault.phase:
@@ -116,7 +114,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
             os.kill(pid, fault.by)
         began = time.monotonic()
         if fault.cause == GOES_ON.cause:
-            # Rank 0 waits meanwhile: all work might be done before the loss is seen.
+            # Rank 0 is held until then, because it might finish all work before it sees the loss.
             started[0].wait_for("was killed", DEATH_S)
         marker.unlink(missing_ok=True)
         limit = began + (timeout + 60) * SLACK
@@ -180,7 +178,7 @@ run_program(train_maml.main, sys.argv[1:])
 
 
 def planted(folder: Path, code: str) -> str:
-    """Return a program that trains, once ``code`` has changed it: rank RANK goes wrong, say."""
+    """Write a program that runs ``code``, to break a rank, and then trains; return its path."""
     script = folder / "planted.py"
     script.write_text(PLANTED.format(code=code))
     return str(script)
@@ -204,16 +202,10 @@ def signal_each(ranks: Sequence[Launched], number: signal.Signals) -> None:
 def wait_for_iteration(launched: Launched, run_dir: Path, iteration: int, limit: float) -> None:
     """Wait until a row of at least ``iteration`` is in metrics.jsonl, for ``limit`` × `SLACK` s."""
     deadline = time.monotonic() + SLACK * limit
-    while not _has_row(run_dir, iteration):
+    while not any(row["iteration"] >= iteration for row in metrics(run_dir)):
         assert launched.process.poll() is None, f"ended early: {launched.stderr}"
         assert time.monotonic() < deadline, f"no row of iteration {iteration} in time"
         time.sleep(0.02)
-
-
-def _has_row(run_dir: Path, iteration: int) -> bool:
-    if not (run_dir / "metrics.jsonl").exists():
-        return False
-    return any(row["iteration"] >= iteration for row in metrics(run_dir))
 
 
 def process_of_rank(launched: Launched, rank: int) -> int:

@@ -1,8 +1,8 @@
 """``train_maml.py``, in which one rank goes wrong in the middle of a gradient, or waits in a phase.
 
-``FAULT`` names a function here, ``FAULT_RANK`` the rank, ``FAULT_FILE`` a file: once it is there,
-the fault happens, and the file is removed. ``HOLD`` names one of `PHASES` instead: rank 0 makes
-``HOLD_FILE`` when it comes to it, and goes on once the file is gone.
+``FAULT`` names a function here, ``FAULT_RANK`` the rank, ``FAULT_FILE`` a file: once the file is
+there, the fault happens, and the file is removed. ``HOLD`` names one of `PHASES`: rank 0 makes
+``HOLD_FILE`` when it comes to that phase, and goes on once the file is gone.
 """
 
 import ctypes
@@ -26,15 +26,15 @@ PHASES = {
     "drawing": ("maml.training.testing", "draw_curves"),
     "parting": ("maml.strategies.base", "Strategy._part"),
 }
-"""What rank 0 calls first in a phase. Before the start's no process has met another one; the test's
-line is printed when it comes to "tested"."""
+"""The function that rank 0 calls first in each phase. In "start", no process has met another one.
+In "tested", rank 0 has printed the test's result."""
 
 TEXT = "C:\\users\\new\nand a second line"
-"""What an exception may say: no escape sequence, though it looks like one, and two lines."""
+"""The text of an exception: two lines, with backslashes that look like escape sequences."""
 
 
 def raises() -> None:
-    """Fail, as code of a user's own may."""
+    """Fail as a user's own code may."""
     raise ValueError(TEXT)
 
 
@@ -44,7 +44,7 @@ def holds_lock() -> None:
 
 
 def sleeps() -> None:
-    """Hang, as a read from a file server that is gone; other threads run on, heartbeats too."""
+    """Hang as in a read from a lost file server: other threads run on, also the heartbeat's."""
     time.sleep(3600)
 
 
@@ -61,7 +61,7 @@ def disconnects() -> None:
 
 
 def fills_memory() -> None:
-    """Take memory, until the kernel ends that; it is to choose this process of all."""
+    """Take memory until the kernel kills a process; this process is to be the one."""
     Path("/proc/self/oom_score_adj").write_text("1000")
     held = []
     while True:

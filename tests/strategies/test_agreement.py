@@ -16,7 +16,7 @@ SINUSOID = [*faults.SINUSOID, "--iterations", "3"]
 
 
 def test_other_flags_end_the_start(tmp_path: Path) -> None:
-    """Without a word they would wait for each other in different transports."""
+    """Without this error, the ranks would wait for each other in different transports."""
     flags = {0: ["--strategy", "rpc"], 1: ["--strategy", "allreduce"]}
     ranks = start_ranks(2, [*SINUSOID, "--run-dir", str(tmp_path)], own=flags)
     done = [launched.wait(60, expect=None) for launched in ranks]
@@ -28,7 +28,7 @@ def test_other_flags_end_the_start(tmp_path: Path) -> None:
 
 
 def test_what_is_a_host_s_own(tmp_path: Path) -> None:
-    """Folders, the number of threads, and the checkpoint, which rank zero alone reads."""
+    """Folders, threads and the checkpoint's path may differ: only rank 0 reads the checkpoint."""
     first = ["--run-dir", str(tmp_path / "first"), "--iterations", "1"]
     assert Trainer(parse([*SINUSOID, *first])).run() == 0
     saved = tmp_path / "first" / "checkpoints" / "last.pt"

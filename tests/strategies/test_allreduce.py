@@ -14,7 +14,7 @@ SINUSOID = [*faults.SINUSOID, "--strategy", "allreduce", "--test-tasks", "8"]
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path: Path) -> None:
-    """And the checkpoint that rank zero alone holds is enough for all to go on, to the same end."""
+    """The checkpoint, which only rank 0 writes, is enough for all to go on to the same end."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     launched = start([*torchrun(2), *SINUSOID, "--run-dir", str(parts)])
     try:
@@ -47,7 +47,7 @@ OuterOptimizer.step, torch.distributed.all_gather = broken, late
 
 
 def test_diverged_parameters_are_found(tmp_path: Path) -> None:
-    """A planted fault on rank 1: found at the next check. It is heard first: one line, the same."""
+    """The next check finds rank 1's changed parameters, also when rank 1 reports them first."""
     args = [*SINUSOID, "--iterations", "10", "--test-tasks", "0", "--check-every", "2"]
     command = [*torchrun(2, [faults.planted(tmp_path, DIVERGES)]), *args]
     done = run([*command, "--run-dir", str(tmp_path / "run")], timeout=120, expect=None)

@@ -1,4 +1,4 @@
-"""The same command, the same bits: twice, and killed on the way and resumed; in float32."""
+"""The same command gives the same float32 bits: when run twice, and when killed and resumed."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from tests.runs import last, same
 from tests.strategies.faults import wait_for_iteration
 from tests.strategies.test_equivalence import STRATEGIES, TOPOLOGIES
 
-# Six tasks for each of two workers: in float32 another order is another sum.
+# Six tasks for each of two workers: in float32, the order of a sum changes its bits.
 GLYPHS = [
     *("maml-glyphs-5way-1shot", "--filters", "8", "--meta-batch-size", "12", "--threads", "1"),
     *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
@@ -34,7 +34,7 @@ def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What runs that nothing has stopped leave, by strategy; each twice."""
+    """Train twice with each strategy, without a stop; return the folder of the runs."""
     folder = tmp_path_factory.mktemp("straight")
     runs = {f"{name} {i}": (name, TWICE) for name in STRATEGIES for i in (1, 2)}
     train(folder, runs | {"whole": (IN_DEFAULT, ONCE)})
@@ -57,7 +57,7 @@ def test_killed_and_resumed(straight: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
-    """Twenty moments of one run, in no order to its steps: some of them while it saves."""
+    """Kill one run at twenty random iterations; some of the kills hit a save."""
     train(tmp_path, {"straight": (strategy, OFTEN)})
     moments = sorted(random.Random(0).sample(range(5, OFTEN - 20), 20))
     kill_and_resume(tmp_path / "killed", strategy, OFTEN, moments)

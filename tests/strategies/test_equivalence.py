@@ -11,8 +11,8 @@ import torch
 from tests.launching import run, run_torchrun, torchrun
 from tests.runs import metrics, result
 
-# To validate on: fewer than five ranks, and than the four trainers of five; to test on: more than
-# any number of ranks, and divided by none.
+# Three validation tasks are fewer than five ranks and their four trainers. Seven test tasks are
+# more than the ranks of any world, and no world size above one divides them.
 EVALUATED = ["--eval-every", "2", "--eval-tasks", "3", "--test-tasks", "7"]
 NO_LOOP = [
     *("maml-glyphs-5way-1shot", "--filters", "16"),
@@ -33,13 +33,13 @@ MODES = {
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
 }
-# Other learners, and what they are compared with: one process's.
+# The learners. Each is compared with a run of one process.
 LEARNERS = {
     "local": SEVEN_TASKS,
-    # What is tested has validated best after the second of three iterations.
+    # The test takes the best validated model, that of the second of three iterations.
     "metasgd": [*SEVEN_TASKS, "--learner", "metasgd", "--test-model", "best"],
     "imaml": [*SEVEN_TASKS, "--learner", "imaml"],
-    # Its second iteration is of another epoch, which its tasks know by their ids.
+    # Its second iteration is in another epoch; a task's id tells its epoch.
     "mamlpp": [
         *(*SEVEN_TASKS, "--learner", "mamlpp", "--network", "conv4-pool", "--leak", "0.01"),
         *("--msl-epochs", "2", "--first-order-epochs", "1", "--iterations-per-epoch", "1"),
@@ -70,22 +70,22 @@ LEARNERS["sinusoid"] = [
     *("--inner-steps", "2", "--iterations", "3", "--compile", "off"),
     *("--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
-# Its tasks are made by acting, where they are: what is drawn has addresses.
+# Each process makes its own tasks by acting; the random numbers have addresses.
 LEARNERS["policy"] = [
     *("maml-cartpole", "--horizon", "30", "--shots", "3", "--queries", "3", "--eval-queries", "2"),
     *("--inner-steps", "2", "--meta-batch-size", "7", "--iterations", "3"),
     *("--test-model", "best", "--dtype", "float64", "--logger", "none", *EVALUATED),
 ]
-# What is trained in one launch of so many processes, by (learner, strategy): zero is no launcher.
+# World size → the (learner, strategy) pairs of one launch. World size 0: without a launcher.
 BY_SIZE = {
     0: [("local", "rpc exclusive"), ("local", "allreduce")],
     1: [("local", "rpc exclusive"), ("local", "allreduce")],
-    # With one trainer there is no other whose update could come between.
+    # With one trainer, no other trainer's update can come between.
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
         ("supervised", "rpc chunk"),
         ("sinusoid", "rpc chunk"),
-        # Each learner beside maml with two strategies, which all are pairs of.
+        # Learners other than maml, each with some of the strategies.
         *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
         *(("protonet", name) for name in ("rpc chunk", "allreduce")),
@@ -99,11 +99,9 @@ BY_SIZE = {
         ("sinusoid", "rpc exclusive"),
         *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
     ],
-    5: [
-        *(("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")),
-    ],
+    5: [("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")],
 }
-# What a clock says, what was sent, and what was asked for.
+# Values that depend on the clock, on the transport or on the flags.
 OF_THE_TOPOLOGY = (
     "changed",
     *("seconds", "tasks_per_second", "reduce_seconds", "server_seconds", "time"),
@@ -113,7 +111,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Trained(NamedTuple):
-    """What a run is for: its parameters, and what it says of itself, by where that is."""
+    """A run's parameters, and the values in its rows and its result, named by where they are."""
 
     parameters: Tensors
     said: dict[str, Any]
@@ -143,17 +141,12 @@ def assert_same(found: Trained, expected: Trained, what: str = "") -> None:
 
 
 def assert_close(found: Tensors, expected: Tensors, what: str = "") -> None:
-    assert found.keys() == expected.keys(), what
-    for name, tensor in expected.items():
-        torch.testing.assert_close(
-            found[name], tensor, rtol=0, atol=1e-10, msg=lambda m, n=name: f"{what} {n}: {m}"
-        )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10, msg=lambda m: f"{what}: {m}")
 
 
 def evaluations(run_dir: Path) -> Tensors:
-    """A row for every task, of each split, where `tests.strategies.topologies` has trained."""
-    rows: Tensors = torch.load(run_dir / "rows.pt", weights_only=True)
-    return rows
+    """Return the rows of all tasks of each split, as `tests.strategies.topologies` saved them."""
+    return torch.load(run_dir / "rows.pt", weights_only=True)
 
 
 def of(world_size: int) -> dict[str, list[str]]:
@@ -166,7 +159,7 @@ def of(world_size: int) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process trains that no launcher has started."""
+    """Train in one process, without a launcher; return the folder of the runs."""
     folder = tmp_path_factory.mktemp("runs")
     configurations = {name: [*flags, "--strategy", "local"] for name, flags in LEARNERS.items()}
     configurations["untrained"] = [*SEVEN_TASKS, "--iterations", "0"]
@@ -182,11 +175,11 @@ def local(alone: Path) -> Trained:
 
 @pytest.mark.parametrize("world_size", BY_SIZE)
 def test_equals_local(alone: Path, tmp_path: Path, world_size: int) -> None:
-    """Seven tasks divide by no world size: a mean over workers would be biased.
+    """Seven tasks divide by no world size, so a mean over workers would be biased.
 
-    Meta-SGD's rates are no weights of the network: whatever is learned travels and is summed.
-    iMAML's steps of conjugate gradient are each task's own, whoever else is in its batch.
-    One launch a world size: most of it is importing.
+    Meta-SGD's rates are not weights of the network: all meta-parameters are sent and summed.
+    iMAML's conjugate gradient solves each task separately, with any other tasks in its batch.
+    There is one launch for each world size, because imports take most of its time.
     """
     folder = tmp_path if world_size else alone
     if world_size:
@@ -195,7 +188,7 @@ def test_equals_local(alone: Path, tmp_path: Path, world_size: int) -> None:
     for learner, name in BY_SIZE[world_size]:
         what = f"{learner} {name}"
         assert_same(trained(folder / what), trained(alone / learner), what)
-        # Means do not know the order of tasks; rows do.
+        # Means do not show the order of tasks, but rows do.
         assert_close(evaluations(folder / what), evaluations(alone / learner), what)
 
 
@@ -205,7 +198,7 @@ def test_tasks_are_told_apart(local: Trained, alone: Path) -> None:
     assert {split: len(of) for split, of in rows.items()} == {"validation": 3, "test": 7}
     losses = rows["test"][:, 0]
     assert (losses[:, None] - losses).abs().fill_diagonal_(1).min() > 1e-4
-    # The rows are what the numbers are of.
+    # The reported numbers are the means of these rows.
     assert local.said["result: loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
     validated = rows["validation"][:, 0].mean().item()
     assert local.said["validation 2: loss"] == pytest.approx(validated, rel=1e-12)
@@ -219,7 +212,7 @@ def test_tasks_are_told_apart(local: Trained, alone: Path) -> None:
 def test_a_model_that_stays_on_the_server(
     local: Trained, tmp_path: Path, world_size: int, flags: list[str]
 ) -> None:
-    """Launched as users do: torch's remote references work in one world a process."""
+    """Launched as by users, because torch's remote references allow one world a process."""
     args = [*SEVEN_TASKS, *SERVER, "--ps-forward", "remote", *flags, "--run-dir", str(tmp_path)]
     done = run_torchrun(world_size, args, timeout=180)
     assert "RPC agent" not in done.stderr, "left without saying goodbye"
@@ -236,7 +229,7 @@ def test_training_moves_every_parameter(local: Trained, alone: Path) -> None:
     meta_sgd, imaml = (trained(alone / name).parameters for name in ("metasgd", "imaml"))
     rates = {k: t for k, t in meta_sgd.items() if k.startswith("rates.")}
     assert len(rates) == len(meta_sgd) / 2
-    # They have moved, each another way; but for those of biases that normalisation takes away.
+    # Each rate has moved differently, except the rates of biases that normalisation cancels.
     assert all(len(t.unique()) > 1 for k, t in rates.items() if not k.endswith("conv.bias"))
     head = "network.head.weight"
     assert (imaml[head] - local.parameters[head]).abs().max() > 1e-4

@@ -13,7 +13,7 @@ import torch
 
 from maml.config.cli import parse
 from maml.trainer import Trainer
-from tests.launching import REPO, SLACK, start, start_ranks, torchrun
+from tests.launching import REPO, start, start_ranks, torchrun
 from tests.runs import last, metrics
 from tests.strategies.faults import (
     SINUSOID,
@@ -25,7 +25,7 @@ from tests.strategies.faults import (
 
 TIMEOUT_S, SUSPENDED_S = 10, 13
 ITERATIONS = 400
-"""Long enough to be met on its way."""
+"""Enough iterations to interrupt a run on its way."""
 RUN = [
     *(*SINUSOID, "--iterations", str(ITERATIONS), "--dtype", "float64", "--threads", "1"),
     *("--log-every", "1"),
@@ -38,15 +38,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The parameters of a run of one process that nothing has stopped."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert Trainer(parse([*RUN, "--run-dir", str(folder)])).run() == 0
-    model: Model = last(folder)["model"]
-    return model
+    return last(folder)["model"]
 
 
 def assert_same(run_dir: Path, undisturbed: Model) -> None:
-    model = last(run_dir)["model"]
-    assert list(model) == list(undisturbed)
-    for name, expected in undisturbed.items():
-        torch.testing.assert_close(model[name], expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(last(run_dir)["model"], undisturbed, rtol=0, atol=1e-10)
 
 
 IN_ORDER = ("rpc chunk", "rpc exclusive", "param-server sync", "param-server collective")
@@ -58,15 +54,12 @@ IN_ORDER = ("rpc chunk", "rpc exclusive", "param-server sync", "param-server col
 def test_a_restart_goes_on(strategy: str, undisturbed: Model, tmp_path: Path) -> None:
     """The launcher's store still holds what the first attempt had left there.
 
-    Without --run-dir: the run has the name of the launcher's start, by which it is found.
+    Without --run-dir, the restarted run finds its directory by the name of the launcher's start.
     """
     script = ["--max-restarts=1", str(REPO / "train_maml.py")]
     launched = start([*torchrun(2, script), *RUN, *STRATEGIES[strategy]], cwd=tmp_path)
-    deadline = time.monotonic() + SLACK * 120
-    while not (found := list(tmp_path.glob("runs/*/metrics.jsonl"))):
-        assert launched.process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    directory = found[0].parent
+    launched.wait_for("iterations 0 to", timeout=120)
+    (directory,) = (tmp_path / "runs").iterdir()
     wait_for_iteration(launched, directory, 20, limit=120)
     os.kill(process_of_rank(launched, 1), signal.SIGKILL)
     done = launched.wait(150)
@@ -99,10 +92,8 @@ def test_suspended_jobs_go_on(
     }
     ranks = [one for job in jobs.values() for one in job]
     try:
-        for (
-            name,
-            job,
-        ) in jobs.items():  # each when it is on its way: the first may end before the last
+        # Each when it is on its way, because the first may end before the last.
+        for name, job in jobs.items():
             wait_for_iteration(job[0], tmp_path / name, 10, limit=90)
             signal_each(chance.sample(job, len(job)), signal.SIGSTOP)
         time.sleep(SUSPENDED_S)
@@ -112,7 +103,7 @@ def test_suspended_jobs_go_on(
     assert not any(one.returncode for one in done), [one.stderr for one in done]
     for name in strategies:
         assert json.loads((tmp_path / name / "status.json").read_text())["state"] == "finished"
-        # Suspended on its way, not after it.
+        # The run was suspended before its end.
         assert metrics(tmp_path / name)[-1]["seconds"] > SUSPENDED_S
         if "async" not in name:  # there another order of gradients gives other parameters
             assert_same(tmp_path / name, undisturbed)

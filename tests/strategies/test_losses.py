@@ -27,9 +27,9 @@ from tests.strategies.faults import (
 )
 
 SILENT_S = 15
-"""When a silent one is given up. A healthy one's first gradient takes seconds on a busy machine."""
+"""The runs' --timeout. A healthy rank's first gradient takes seconds on a busy machine."""
 
-# Every fault, every strategy, a worker and rank zero: each in one of these.
+# Each fault, each strategy, a worker and rank 0 are in a case of QUICK or SLOW.
 QUICK = (
     ("rpc exclusive", "killed", 0),
     ("rpc chunk", "stopped", 2),
@@ -59,7 +59,7 @@ def _slow(*cases: tuple[object, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(("strategy", "fault", "rank"), [*QUICK, *_slow(*SLOW)])
 def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, rank: int) -> None:
-    """One line in all, which names rank, process and cause; status right, progress kept."""
+    """Exactly one line names rank, process and cause; the status is right, and progress is kept."""
     _check_end(tmp_path / "run", strategy, FAULTS[fault], rank)
 
 
@@ -68,7 +68,7 @@ def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, 
     [("rpc chunk", 2), *_slow(("allreduce", 0), ("allreduce", 2), ("param-server collective", 2))],
 )
 def test_who_hangs_while_its_heart_beats_is_named(tmp_path: Path, strategy: str, rank: int) -> None:
-    """Not who waits for it."""
+    """The error names the rank that hangs, not the rank that waits for it."""
     _check_end(tmp_path / "run", strategy, ALIVE, rank)
 
 
@@ -106,7 +106,7 @@ def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase:
 def test_a_killed_launcher_is_named(
     tmp_path: Path, strategy: str, launcher: str, phase: str
 ) -> None:
-    """Once, and all end: they would train on beside those that take their place."""
+    """One line names it, and all ranks end: else they would train next to their successors."""
     fault = KILLED._replace(launcher=launcher, phase=phase)
     done = inject(tmp_path / "run", strategy, fault, LAUNCHER, SILENT_S)
     (line,) = done.said
@@ -129,7 +129,7 @@ def test_a_killed_launcher_is_named(
     ],
 )
 def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> None:
-    """A worker or the launcher is killed while rank 0 draws: it is said, and the picture comes."""
+    """A worker or the launcher is killed while rank 0 draws: a line says so, and it draws on."""
     launcher = "torchrun" if rank == LAUNCHER else ""
     fault = WHILE_DRAWING._replace(launcher=launcher)
     done = inject(tmp_path / "run", strategy, fault, rank, SILENT_S)
@@ -145,14 +145,14 @@ def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> 
     ("strategy", "fault"),
     [
         ("param-server backup", GOES_ON),
-        # In the end all strategies can do without one: all is done.
+        # While rank 0 draws, all work is done: every strategy can lose a worker.
         *_slow(
             ("observers", GOES_ON), ("allreduce", WHILE_DRAWING._replace(launcher="launch/local"))
         ),
     ],
 )
 def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fault: Fault) -> None:
-    """Under launch/local one is killed: the run comes to its end, and that is no failure."""
+    """Under launch/local one rank is killed: the run comes to its end and does not fail."""
     done = inject(tmp_path / "run", strategy, fault, 2, SILENT_S)
     (line,) = done.said
     assert re.search(rf"^rank 2 \(host .*, pid {done.pid}\) was killed; ", line)
@@ -163,7 +163,7 @@ def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fau
 
 
 def test_one_lost_at_the_start_ends_all_under_launch_local(tmp_path: Path) -> None:
-    """Before all have met, nobody but the launcher sees it."""
+    """Before the ranks have met, only the launcher sees the loss."""
     fault = KILLED._replace(launcher="launch/local", phase="start")
     done = inject(tmp_path / "run", "allreduce", fault, 1, SILENT_S)
     assert done.said == []
@@ -179,10 +179,10 @@ def _check_end(
     assert f"rank {rank} (host " in line
     assert f"pid {done.pid})" in line
     assert re.search(fault.cause, line)
-    # That of an error in the program is to be seen, and no other.
+    # Only the traceback of an error in the program may be shown.
     tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
     assert all("ValueError: " in told for told in tracebacks), done.stderr
-    # Nor torch's frames, of a store that is gone with rank 0.
+    # Torch's frames about a store that died with rank 0 may not be shown either.
     assert "TCPStore.cpp" not in done.stderr, done.stderr
     assert done.state in (state, "lost" if rank == 0 else state)
     assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
@@ -203,9 +203,9 @@ def _check_end(
 def test_a_signal_to_a_worker_stops_all(
     tmp_path: Path, strategy: str, number: signal.Signals
 ) -> None:
-    """As when one host of a job is taken away: in good order, with a checkpoint.
+    """The run stops in good order, with a checkpoint, as when a job loses one host.
 
-    With allreduce all ranks drive: `test_allreduce.py`, which also goes on from there.
+    `test_allreduce.py` tests the same for allreduce, and also goes on from the checkpoint.
     """
     args = [*SINUSOID, *STRATEGIES[strategy], "--run-dir", str(tmp_path), "--timeout", "600"]
     ranks = start_ranks(3, args)

@@ -30,7 +30,7 @@ rpc._begin = forget
 
 
 def test_a_missing_gradient_is_refused(tmp_path: Path) -> None:
-    """Where rank 1 has lost the graph, a gradient without its tasks would come home: no step."""
+    """Rank 1 loses the graph, so the gradient would lack rank 1's tasks: no step is taken."""
     args = [*SINUSOID, "--strategy", "rpc", "--run-dir", str(tmp_path / "run")]
     ranks = start_ranks(2, args, script=planted(tmp_path, FORGETS))
     done = [rank.wait(60, expect=1) for rank in ranks]
@@ -38,7 +38,7 @@ def test_a_missing_gradient_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_learner_travels_without_parameters() -> None:
-    """What is pickled of it does not grow with them: they follow as one tensor."""
+    """The pickled learner does not grow with its parameters, which follow as one tensor."""
     learner = worker_of("maml-glyphs-5way-1shot").learner
     params = learner.meta_parameters()
     pickled, tensors = _internal_rpc_pickler.serialize(Reference(learner))
@@ -80,14 +80,14 @@ rpc.shutdown = slowly
 
 
 def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
-    """Without torchrun it holds the store, which a slower process needs until it has left."""
+    """Without torchrun, rank 0 holds the store, which a slower rank needs until it has left."""
     args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
     for rank in start_ranks(2, args, script=planted(tmp_path, PARTS_LATE)):
         rank.wait(60)
 
 
 def test_calls_in_any_order_are_one_batch_in_order() -> None:
-    """Two steps at once, their calls and parameters on threads of their own, in random orders."""
+    """Two steps at once: each call has its own thread, and calls come in random order."""
     batches = []
 
     def compute(places: list[int], shared: float) -> list[tuple[int, float]]:
@@ -111,7 +111,7 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
 
 
 def test_outer_losses_are_those_of_autograd() -> None:
-    """Tasks whose losses are (w · x)² for x of their own, float64; a mean, and a sum."""
+    """Each task has its own x and the loss (w · x)², in float64; take the mean, then the sum."""
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     flat = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
 

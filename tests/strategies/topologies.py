@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
         rows: dict[str, list[Tensor]] = {}
         with (
             mock.patch("maml.training.setup.build_strategy", functools.partial(recorded, rows)),
-            # Most of a tiny run: pictures, and a look at all objects of the process.
+            # Pictures and a look at all objects of the process take most of a tiny run's time.
             mock.patch("maml.training.testing.draw"),
             mock.patch("maml.training.setup.settled", contextlib.nullcontext),
         ):

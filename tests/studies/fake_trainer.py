@@ -1,4 +1,4 @@
-"""Leaves the files of a training, in a tenth of a second: for tests of what runs trainings.
+"""Leave a training's files in a tenth of a second, for tests of programs that run trainings.
 
 ``--rounds`` validations, ``--pause`` seconds apart, of the accuracy ``--good``. It saves after
 each, stops at SIGTERM, and continues where it ended.

@@ -1,4 +1,4 @@
-"""Sweeps' files to be read."""
+"""Write sweeps' files for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 
 
 def written(folder: Path, **said: Any) -> Path:
-    """Write a sweep's file; what is not ``said`` is a grid's of small trainings."""
+    """Write a sweep's file; keys that are not ``said`` describe a grid of small trainings."""
     usual = {
         "method": "grid",
         "metric": {"name": "validation/accuracy", "goal": "maximize"},

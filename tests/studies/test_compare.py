@@ -58,13 +58,13 @@ def test_a_report_says_what_the_statistics_say(
     mean, low, high = (100 * each for each in found.runs[:3])
     assert f"{mean:+.2f}" in row and f"{low:+.2f} to {high:+.2f}" in row
     assert row.rstrip(" |").endswith("holds over seeds")
-    # One definition of an interval, also of the means.
+    # Intervals of the means have the same definition.
     low, high = stats.t.interval(0.95, 179, a.mean(), stats.sem(a, axis=None))
     assert f"{100 * a.mean():.2f} ± {50 * (high - low):.2f} %" in said
     for name in ("differences.png", "differences.pdf"):
         assert (tmp_path / "said" / name).stat().st_size > 1000
     assert "![differences](differences.png)" in report
-    # One run each says nothing of other seeds.
+    # With one run on each side, nothing is said about other seeds.
     trials = there / "trials"
     assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0
     said = capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_a_report_says_what_the_statistics_say(
 
 
 def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
-    """What lies there is of an earlier model, by other flags perhaps."""
+    """Its test scores are those of an earlier model, perhaps with other flags."""
     run_dir = there / "trials/0"
     directory.write_status(run_dir, "finished", 3)
     assert arms.read(str(run_dir), None).scores
@@ -83,7 +83,7 @@ def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
 
 
 def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
-    """There most tasks score the same, and intervals over tasks are too narrow."""
+    """Near 100 %, most tasks score the same, so intervals over tasks are too narrow."""
     sides = [
         str(made(tmp_path / name, edge, tasks))
         for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
@@ -104,7 +104,7 @@ def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path)
 
 
 def test_tasks_are_paired_by_address(tmp_path: Path) -> None:
-    """A run with fewer tasks, or other seeds, is compared on those that both have."""
+    """Runs with different tasks or seeds are compared on those that both have."""
     a = arms.arm_of("a", reading.find([made(tmp_path / "a", 0.1)]), None)
     b = arms.arm_of("b", reading.find([made(tmp_path / "b", tasks=60)]), None)
     short = {seed: dict(list(of.items())[10:40]) for seed, of in b.scores.items()}
@@ -156,7 +156,7 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     made(there / "shots" / "0", shots=5)
     made(there / "twice" / "0")
     made(there / "twice" / "1")
-    # A user's own images, with what the results say of them.
+    # Runs with a user's own images. Their results say which images these were.
     for i, (root, images) in enumerate([("here", "1"), ("here", "2"), ("there", "1")]):
         run_dir = made(there / "mine" / str(i), data="folder", data_root=root, inner_lr=0.1)
         (run_dir / "result.json").write_text(json.dumps({"test_images": images}))

@@ -42,7 +42,7 @@ OF_MAML = sorted(
 
 @pytest.fixture(scope="module", autouse=True)
 def commit() -> Iterator[None]:
-    """This checkout may have changes, which a record refuses."""
+    """Fake the commit: this checkout may have changes, which a record refuses."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("maml.run.directory.git_commit", lambda: "c0ffee")
         yield
@@ -73,12 +73,12 @@ def test_what_was_kept_scores_what_it_says(
     one = recorded.read(kept)
     assert f"{100 * one.result['accuracy']:.2f} ± " in row, row
     assert "not run" in table.table(kept.parents[1])
-    # As a run, it refuses a folder that has been divided anew since.
+    # Like a run, a record refuses a folder whose classes were divided anew.
     made = json.loads((kept / "record.json").read_text())
     (kept / "record.json").write_text(json.dumps(made | {"division": "c0ffee"}))
     with pytest.raises(UserError, match="trained on other classes"):
         checkpoint.check_division(recorded_content(kept), "another", kept)
-    # A number that is of no answers, or of fewer steps than it says.
+    # The table warns about a run that diverged, skipped steps, or has no finite loss.
     wrong = {"diverged": {"loss": 9.0, "beginning": 2.0}, "skipped": 2}
     (kept / "result.json").write_text(json.dumps(one.result | wrong))
     said = "its training has diverged; 2 of 20 steps were skipped"
@@ -89,7 +89,7 @@ def test_what_was_kept_scores_what_it_says(
 
 
 def test_a_record_is_a_model_to_adapt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The one that was tested: here what validated best."""
+    """It holds the model that was tested, here the one that validated best."""
     run_dir = tmp_path / "run"
     config = glyphs(test_tasks=6, run_dir=str(run_dir), iterations=3, eval_every=2)
     assert Trainer(with_values(config, test_model="best")).run() == 0
@@ -113,7 +113,7 @@ def test_a_record_is_a_model_to_adapt(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is in no commit: a record has its SHA-256, and whoever uses the model looks."""
+    """The file is in no commit. A record has its SHA-256, and each use of the model checks it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     mine = tmp_path / "recorded_mine.py"
@@ -158,7 +158,7 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
 def test_learn2learn_finds_what_our_records_say(
     folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The first tasks of each of MAML's records, of first order, too."""
+    """The first tasks of each record of MAML, also of first order."""
     one = recorded.read(folder)
     config = one.config
     if config.adapt is not None or config.inner_optimizer != "sgd":
@@ -172,16 +172,16 @@ def test_learn2learn_finds_what_our_records_say(
 
 
 def off_from_learn2learn(one: Run, tasks: int) -> float:
-    """Return by how much a task's loss at most differs from the recorded one.
+    """Return the largest difference between a task's loss and the recorded one.
 
-    Network, adaptation and loss are learn2learn's and torch's: of ours are the tasks, and the
-    parameters. Batch norms normalise all queries together, so the losses are transductive ones.
+    Network, adaptation and loss are learn2learn's and torch's. Only tasks and parameters are ours.
+    Batch norms normalise all queries together, so the losses are transductive.
     """
     config = with_values(one.config, strategy="local", device="cpu", threads=1)
     kind = ("OmniglotCNN" if config.network == "conv4" else "CNN4"), "vision.models"
     network = oracle(*kind)(config.ways, hidden_size=config.filters)
     ours = recorded_content(one.path)["model"]
-    # Both name a network's tensors in the order in which they compute, but for the norms.
+    # Both list their blocks in the order in which they compute.
     for i, block in enumerate(network.base if config.network == "conv4" else network.features):
         block.normalize.eps = config.norm_eps
         for name, module in (("conv", block.conv), ("norm", block.normalize)):
@@ -206,7 +206,7 @@ def off_from_learn2learn(one: Run, tasks: int) -> float:
 def test_a_run_that_went_on_elsewhere_names_both_machines(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is recorded once it has finished, in place of an earlier record of it."""
+    """It cannot be recorded before it has finished."""
     there, onward = tmp_path / "there", tmp_path / "onward"
     half = with_values(directory.read_config(run_dir), run_dir=str(there), iterations=10)
     assert Trainer(half).run() == 0
@@ -236,12 +236,12 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(kept: P
     (other / "config.yaml").write_text(text.replace("inner_lr: 0.4", "inner_lr: 0.3"))
     rows = table.table(kept.parents[1], "run").splitlines()[2:]
     assert len(rows) == 2 and "--inner-lr 0.3" in rows[1] and "inner-lr" not in rows[0]
-    # Both are too short for the preset's own.
+    # Both have fewer iterations than the preset's own.
     assert table.table(kept.parents[1], "run", "own").splitlines()[2:] == []
 
 
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The number that the table shows, and every file that it stands on."""
+    """Edits of the number that the table shows, and of every file behind it, are found."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
     result = json.loads(whole["result.json"])
     edits: list[tuple[str, Any, str]] = [
@@ -263,19 +263,19 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         except UserError as error:
             assert said in str(error)
         if name != "model.pt":
-            # The table tells, too, and leaves no row out.
+            # The table raises an error, too, and does not leave the row out.
             with pytest.raises(UserError, match=r"result\.json|record\.json|test_tasks\.csv"):
                 table.table(kept.parents[1])
         (kept / name).write_bytes(whole[name])
     assert check_record.main([str(kept), "--tasks", "3"]) == 0
-    # Another model, of which the record itself says that it is the one.
+    # Another model, with its digest written into the record.
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
     made = json.loads(whole["record.json"]) | {"model_sha256": digest_of(kept / "model.pt")}
     (kept / "record.json").write_text(json.dumps(made))
     assert check_record.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
-    # A task without a score is none of the few that may differ.
+    # A task without a score always counts as different.
     scores = read_tasks(kept / "test_tasks.csv")
     first = next(iter(scores))
     assert "1 of 6 tasks differ" in check_record.differing(
@@ -347,7 +347,7 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
         record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
         check_record.main([str(copy / "checkpoints")])
-    # A name that records have, too.
+    # A folder with a record's name is still no record.
     copy.rename(tmp_path / "seed-0")
     for folder in (tmp_path, tmp_path / "seed-0", tmp_path / "nowhere"):
         with pytest.raises(UserError, match=r"no record there; python -m launch\.record "):

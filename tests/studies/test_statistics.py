@@ -1,4 +1,4 @@
-"""Intervals cover what they say, on data whose true difference is known."""
+"""Intervals cover as often as they should, on data whose true difference is known."""
 
 import numpy as np
 import pytest
@@ -10,9 +10,9 @@ STUDIES, SEEDS, TASKS, QUERIES = 1000, 3, 50, 25
 
 
 def studies(rng: np.random.Generator, spread: float = 0.0) -> tuple[np.ndarray, float]:
-    """Differences of accuracies ``[STUDIES, SEEDS, TASKS]`` of two learners, and the true one.
+    """Return differences of two learners' accuracies ``[STUDIES, SEEDS, TASKS]``, and the true one.
 
-    Both meet the same tasks, whose difficulty they share. ``spread``: how much seeds differ.
+    Both learners meet the same tasks, of the same difficulty. ``spread``: how much seeds differ.
     """
     difficulty = rng.normal(1.2, 0.8, (STUDIES, SEEDS, TASKS))
     shift = spread * rng.normal(size=(2, STUDIES, SEEDS, 1))
@@ -34,7 +34,7 @@ def coverage(samples: np.ndarray, truth: float) -> float:
 
 
 def test_intervals_cover() -> None:
-    """Over seeds where seeds differ; those over tasks alone do not: why both are told apart."""
+    """If seeds differ, intervals over seeds cover, and intervals over tasks do not."""
     d, truth = studies(np.random.default_rng(0))
     assert 0.93 < coverage(d.reshape(STUDIES, -1), truth) < 0.97
     d, truth = studies(np.random.default_rng(1), spread=0.05)

@@ -1,4 +1,4 @@
-"""Sweeps: every trial once, whoever is killed meanwhile; states that are true."""
+"""Sweeps: every trial runs once, whichever process is killed, and states are true."""
 
 import errno
 import json
@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from maml.studies import sweep as command
 from maml.studies.sweeping import file
 from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share
-from tests.launching import REPO, SLACK, Launched, start
+from tests.launching import REPO, Launched, start, until
 from tests.runs import last, same, train
 from tests.studies import sweeps
 
@@ -31,7 +29,7 @@ FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "
 
 
 def written(folder: Path, parameters: dict[str, Any], **said: Any) -> Path:
-    """Write a grid's file; what is no mapping is a value, a list its values."""
+    """Write a grid's file. A parameter is a mapping, a list of values, or one value."""
     described = {}
     for name, value in parameters.items():
         key = "values" if isinstance(value, list) else "value"
@@ -60,13 +58,6 @@ def starts(trial: Trial) -> list[list[str]]:
     return [line.split() for line in (trial.run_dir / "starts").read_text().splitlines()]
 
 
-def until(true: Callable[[], bool], timeout: float = 20) -> None:
-    deadline = time.monotonic() + SLACK * timeout
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_sweep_runs_every_point_once_and_then_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +65,7 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     assert swept(path, "--workers", "2", "--total", "4") == 0
     assert states(path) == [FINISHED] * 4
     name = opened(path).study.study_name
-    # A total, not four more; then the rest, with numbers that go on and the same identity.
+    # --total is not four more. Then the rest runs, with further numbers, in the same study.
     assert swept(path, "--total", "4") == 0
     assert swept(path, "--workers", "2") == 0 == swept(path)
     trials = opened(path).trials()
@@ -84,14 +75,14 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
     }
     assert [len(starts(trial)) for trial in trials] == [1] * 6
     assert {starts(trial)[0][2] for trial in trials} == {name} == {opened(path).study.study_name}
-    # Two at a time share the cores, one has all of them.
+    # Two workers share the cores.
     cores = len(os.sched_getaffinity(0))
     assert {int(starts(trial)[0][1]) for trial in trials} == {max(1, cores // 2)}
     said = capsys.readouterr().out
     first = r"trial 0 \(good=0\.25 seed=0\): finished, validation/accuracy 0\.25; .* to come"
     assert re.search(first, said), said
     assert said.splitlines()[-1].endswith("6 finished, 0 to come")
-    # A file may have a cap, where the command says no total.
+    # A file may have a cap, which holds if the command has no --total.
     endless = {"good": {"min": 0.0, "max": 1.0}}
     path = written(tmp_path / "there", endless, method="random", run_cap=2)
     assert swept(path) == 0 == swept(path)
@@ -99,7 +90,7 @@ def test_a_sweep_runs_every_point_once_and_then_no_more(
 
 
 def test_what_a_trial_s_end_says(tmp_path: Path) -> None:
-    """One that was told to stop waits: a scheduler tells all processes of a job."""
+    """A trial that was told to stop waits, because a scheduler stops all processes of a job."""
     said = []
     for number, (parameters, code, expected) in enumerate((
         ({"seed": [0, 1], "ends": 143}, 143, [WAITING]),
@@ -125,7 +116,7 @@ def test_workers_share_cores_and_gpus() -> None:
 def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is ranked by test tasks only if asked to, and then the report says so."""
+    """Test tasks rank settings only if the file asks for it, and then the report says so."""
     parameters = {"seed": [0, 1, 2], "good": [0.25, 0.5], "fails": 1}
     path = written(tmp_path, parameters, metric={"name": "test/accuracy", "goal": "maximize"})
     assert swept(path, "--report") == 1 == swept(path)  # it is not tried again by itself
@@ -137,7 +128,7 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     assert "Ranked by test/accuracy (maximize)" in report and "chosen on them" in report
     assert report.count(": exit code 2: as was asked (`") == 2
     assert (tmp_path / "there" / "effects.png").exists()
-    # With nothing to run, what there is.
+    # Without workers, the report shows what there is.
     assert swept(path, "--workers", "0", "--report") == 0
     assert (tmp_path / "there" / "report.md").read_text() == report
     monkeypatch.setenv("FAKE_MENDED", "1")
@@ -156,15 +147,14 @@ def test_trials_that_do_badly_are_ended_early(tmp_path: Path) -> None:
     assert swept(path) == 0
     for trial in opened(path).trials():
         good = trial.record.params["good"] == 0.9
-        assert (trial.state, trial.record.value) == (
-            (FINISHED, 0.9) if good else (STOPPED, trial.record.params["good"])
-        )
+        assert trial.state == (FINISHED if good else STOPPED)
+        assert trial.record.value == trial.record.params["good"]
         status = read_status(trial.run_dir)
         assert status is not None and (status["iteration"] == 8) == good
 
 
 def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
-    """Ctrl-C: trials are told to save, wait, and go on from where they were."""
+    """At Ctrl-C, trials save and wait. Later they go on from where they were."""
     path = written(tmp_path, {"seed": [0, 1], "rounds": 40, "pause": 0.05})
 
     def interrupt() -> None:
@@ -184,7 +174,7 @@ def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
 
 
 def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
-    """Three processes; one is killed, its training ends, and another takes that up."""
+    """One of three processes is killed. Its training ends, and another process goes on with it."""
     path = written(tmp_path, {"seed": list(range(6)), "rounds": 10, "pause": 0.2})
     all_three = [begun(path) for _ in range(3)]
     try:
@@ -218,7 +208,7 @@ def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path:
     assert states(path) == [LOST]
     assert swept(path) == 0
     assert states(path) == [FINISHED] and len(starts(opened(path).trials()[0])) == 1
-    # One that was thought dead has lost its trial.
+    # A worker that was thought dead has lost its trial.
     sweep.end(trial, FAILED, reason="late")
     assert states(path) == [FINISHED]
 
@@ -281,7 +271,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
-    """To what undisturbed runs come to, bit by bit."""
+    """The result is that of undisturbed runs, bit by bit."""
     path = written(
         tmp_path,
         {"inner_lr": [0.01, 0.02], "iterations": 800, "checkpoint_every": 25, "eval_every": 400,

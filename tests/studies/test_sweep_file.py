@@ -1,4 +1,4 @@
-"""A sweep's file means what it means to W&B: its own package is the oracle."""
+"""A sweep's file has the meaning that it has for W&B: W&B's own package is the oracle."""
 
 import random
 import re
@@ -21,7 +21,7 @@ READY = sorted((REPO / "launch" / "sweeps").glob("*.yaml"))
 
 
 def tried(described: file.SweepFile, point: dict[str, Any], value: float | None) -> FrozenTrial:
-    """Return a trial that is over; without a value, one that runs."""
+    """Return a finished trial, or a running one if it has no value."""
     state = TrialState.RUNNING if value is None else TrialState.COMPLETE
     return create_trial(state=state, value=value, params=point, distributions=described.space)
 
@@ -63,7 +63,7 @@ DRAWN = {
 
 
 def test_distributions_are_theirs(tmp_path: Path) -> None:
-    """As many of 300 draws lie below each of W&B's quantiles as should."""
+    """The right share of 300 draws lies below each of W&B's quantiles."""
     params = pytest.importorskip("sweeps.params", reason="W&B's package needs Python below 3.13")
     assert DRAWN.keys() == KINDS.keys()
     parameters = {kind: {"distribution": kind, **said} for kind, said in DRAWN.items()}
@@ -111,13 +111,9 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setenv("A_PRESET", "maml-glyphs-5way-1shot")
     point = {"inner_lr": 0.4, "transductive": False, "order": "first"}
-    theirs = create_sweep_command_args(
-        {"args": {name: {"value": value} for name, value in point.items()}}
-    )
     parameters = {name: {"value": value} for name, value in point.items()}
-    for macro in (
-        "args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags",
-    ):  # fmt: skip
+    theirs = create_sweep_command_args({"args": parameters})
+    for macro in ("args", "args_no_hyphens", "args_no_equals", "args_no_boolean_flags"):
         words = ["${program}", "${envvar:A_PRESET}", f"${{{macro}}}"]
         described = file.read(written(tmp_path, parameters=parameters, command=words), trust=True)
         found = command.command_of(described, point, None)
@@ -129,7 +125,7 @@ def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.Monk
 def test_arguments_of_a_component_are_values_of_a_sweep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/sweeps.md has it, of the documented example; a mistyped one is told at once."""
+    """The example of docs/sweeps.md works. A mistyped argument is refused at once."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (page,) = re.findall(r"^  (network: .*)$", (REPO / "docs" / "sweeps.md").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""A sweep's file is data, too: its trials are our programs, and import what its reader named."""
+"""A sweep's file is data: its trials run our programs, and import only what the user named."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ def net(image_shape, ways, width=3):
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in which code lies that would leave a file behind."""
+    """Return the current folder, with code that would write a file if it were imported."""
     home = tmp_path / "home"
     (home / "run").mkdir(parents=True)
     (home / "run" / "config.yaml").write_text(yaml.dump({"config": {"network": "evil:Net"}}))
@@ -62,7 +62,7 @@ def test_a_sweep_runs_what_its_reader_named(
 
 
 def test_a_trial_s_program_is_ours_and_not_the_folder_s(home: Path, tmp_path: Path) -> None:
-    """Nor may the journal of a stranger's sweep name what its file does not."""
+    """The journal of a stranger's sweep may not name code that its file does not name."""
     path = sweeps.written(tmp_path, parameters={"seed": {"value": 0}}, command=OURS)
     described = file.read(path)
     words = command.command_of(described, {"device": "cuda:0"}, Path("a:b"))
@@ -98,5 +98,5 @@ def test_a_trusted_sweep_trains_with_a_user_s_own(home: Path, tmp_path: Path) ->
         sweep.main([str(path), *there])
     assert sweep.main([str(path), *there, "--trust"]) == 0
     assert read_config(tmp_path / "there/trials/0000").network == "swept_net:net(width=4)"
-    # Who asks how far it is, or what came out, runs nothing.
+    # Without workers nothing runs, so nothing must be trusted.
     assert sweep.main([str(path), *there, "--workers", "0"]) == 0

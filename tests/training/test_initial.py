@@ -24,13 +24,13 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def begun(run_dir: Path, **values: Any) -> dict[str, Tensor]:
-    """The weights that a run begins with."""
+    """Return the weights that a run begins with."""
     model: dict[str, Tensor] = train(glyphs(iterations=0, **values), run_dir)["model"]
     return model
 
 
 def test_takes_what_has_the_same_name(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """And shape; the rest begins as it would without, and a line says what that is."""
+    """The shape must be the same, too. The rest begins as without --init, and a line names it."""
     source = glyphs(learner="finetune", seed=1, iterations=1, train_ways=800)
     theirs = train(source, tmp_path / "theirs")["model"]
     drawn = begun(tmp_path / "drawn")
@@ -58,7 +58,7 @@ def test_what_was_tested_is_tested_again(tmp_path: Path) -> None:
 
 
 def test_what_other_programs_publish(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A dictionary of more than weights; a part of another network, wrapped; with a head apart."""
+    """A dictionary with more than weights; a wrapped part of another network; another head."""
     theirs = train(glyphs(seed=1, iterations=1), tmp_path / "theirs")["model"]
     weights = {
         f"module._orig_mod.net.encoder.{name.removeprefix('network.')}": tensor
@@ -79,7 +79,7 @@ def test_what_other_programs_publish(tmp_path: Path, capfd: pytest.CaptureFixtur
 
 
 def test_a_stopped_run_goes_on_without_it(tmp_path: Path) -> None:
-    """Its own checkpoint has more than the weights it began with, which may be gone."""
+    """Its own checkpoint has all that it needs. The weights it began with may be gone."""
     train(glyphs(iterations=1), tmp_path / "theirs")
     at_once = glyphs(init=str(tmp_path / "theirs"), iterations=2)
     whole = train(at_once, tmp_path / "whole")["model"]
@@ -129,7 +129,7 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path) -> None:
 
 
 def test_to_plain_torch_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network of one's own, by the names of its class: it answers as it does here."""
+    """A user's own network, with its own tensor names, answers in torch as it does here."""
     shutil.copy(REPO / "docs/examples/my_network.py", tmp_path / "my_plain_network.py")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])

@@ -70,8 +70,6 @@ def plain(
 
 def repetition_of(peer: str, setting: str, **_: object) -> Callable[[], Any]:
     """Return the function that ``peer`` repeats; ``setting``: the number of steps."""
-    torch.backends.cuda.enable_flash_sdp(False)  # fused attention has no second derivative
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
 
     def of(size: example.Size, steps: int) -> Callable[[], Any]:
         net = example.GPT(size)

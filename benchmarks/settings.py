@@ -89,9 +89,6 @@ def make_tasks(config: Config, n_tasks: int) -> Task:
 
 def repetition_of(peer: str, setting: str, threads: int, *, float64: bool) -> Repetition:
     """Return the function that ``peer`` repeats; ``float64``: on few tasks, for a check."""
-    # Fused attention has no second derivative, neither for ours nor for peers.
-    torch.backends.cuda.enable_flash_sdp(False)
-    torch.backends.cuda.enable_mem_efficient_sdp(False)
     config, n_tasks, *_ = (SETTINGS | MEMORY)[setting]
     if float64:
         config, n_tasks = with_values(config, dtype="float64"), min(n_tasks, 3)

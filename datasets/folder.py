@@ -62,11 +62,11 @@ Classes: TypeAlias = dict[str, list[str]]  # a class's path below the folder, to
 
 
 class FolderImages(NamedTuple):
-    """The images of a folder, decoded."""
+    """The images of a folder, decoded, class by class."""
 
-    classes: list[str]  # in order; [""] for a folder that holds only images
-    arrays: list[Pixels]  # for each class, uint8 [n, H, W] or [n, H, W, 3]
-    files: list[list[str]]  # for each class, the paths of its n images
+    pixels: Pixels  # uint8 [n, H, W] or [n, H, W, 3]
+    labels: list[str]  # the class of each image; "" if the folder holds only images
+    files: list[str]  # the path of each image
 
 
 def image_shape(
@@ -131,9 +131,8 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
         classes = _classes(root, "", top.folders or [""])
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
-    ends = list(itertools.accumulate(len(files) for files in classes.values()))
-    files = [[str(root / image) for image in some] for some in classes.values()]
-    return FolderImages([*classes], np.split(pixels, ends[:-1]), files)
+    labels = [name for name, some in classes.items() for _ in some]
+    return FolderImages(pixels, labels, [str(root / image) for image in images])
 
 
 def _divided(

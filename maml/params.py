@@ -45,7 +45,6 @@ class ParamLayout:
         self._shapes = {name: tensor.shape for name, tensor in params.items()}
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self.n_params = sum(self._sizes)
-        self.dtype = next(iter(params.values())).dtype
 
     def parts(self, params: Params) -> list[Tensor]:
         """Return views ``[p]`` of ``params``, detached, in the order of the layout."""

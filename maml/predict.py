@@ -10,9 +10,7 @@ probability, with tabs between them. In the last case, the accuracy follows.
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, get_args
-
-import numpy as np
+from typing import get_args
 
 from datasets.folder import FolderImages, read_images
 from datasets.image_files import as_in, shown
@@ -29,30 +27,28 @@ def main(arguments: list[str]) -> int:
     options = _parse(arguments)
     model = load(options.run_dir, options.iteration, options.device, trust=options.trust)
     support, query = (_read(model, folder) for folder in (options.support, options.query))
-    if support.classes == [""]:
+    classes = list(dict.fromkeys(support.labels))
+    if classes == [""]:
         raise UserError(f"--support {options.support}: needs a folder for each class")
-    if strange := [n for n in query.classes if n and n not in support.classes]:
+    if strange := [n for n in query.labels if n and n not in classes]:
         raise UserError(
             f"--query {options.query}: class {strange[0]} is not among those of --support: "
-            f"{', '.join(support.classes)}"
+            f"{', '.join(classes)}"
         )
-    if len(support.classes) != model.ways and not model.learner.any_ways:
+    if len(classes) != model.ways and not model.learner.any_ways:
         raise UserError(
-            f"--support {options.support}: {counted(len(support.classes), 'class', 'classes')}; "
+            f"--support {options.support}: {counted(len(classes), 'class', 'classes')}; "
             f"the model tells {model.ways} apart"
         )
-    x, labels, _ = _flat(model, support)
-    adapted = model.adapt(x, labels, options.steps)
-    names = [str(name) for name in adapted.classes or ()]
-    images, truths, paths = _flat(model, query)
-    answers = adapted.predict(images, options.batch_statistics).tolist()
+    adapted = model.adapt(support.pixels, support.labels, options.steps)
+    answers = adapted.predict(query.pixels, options.batch_statistics).tolist()
     right = 0
-    for path, truth, probabilities in zip(paths, truths, answers, strict=True):
-        found, probability = max(zip(names, probabilities, strict=True), key=lambda of: of[1])
+    for path, truth, probabilities in zip(query.files, query.labels, answers, strict=True):
+        found, probability = max(zip(classes, probabilities, strict=True), key=lambda of: of[1])
         right += found == truth
         print(f"{shown(path)}\t{found}\t{probability:.4f}")
-    if query.classes != [""]:
-        print(f"accuracy {100 * right / len(paths):.2f} % of {counted(len(paths), 'image')}")
+    if query.labels[0]:
+        print(f"accuracy {100 * right / len(answers):.2f} % of {counted(len(answers), 'image')}")
     return 0
 
 
@@ -82,14 +78,8 @@ def _read(model: Model, place: Path) -> FolderImages:
     shape = model.image_shape
     if shape is None or shape[1] != shape[2]:
         raise UserError(f"a model of --data {model.config.data} takes no pictures")
-    return read_images(place, shape[1], "rgb" if shape[0] == 3 else "grey")
-
-
-def _flat(model: Model, found: FolderImages) -> tuple[Any, list[str], list[str]]:
-    """Return the images of all classes, the class of each, and its file."""
-    labels = [name for name, own in zip(found.classes, found.files, strict=True) for _ in own]
-    images = as_in(model.config.data, np.concatenate(found.arrays))
-    return images, labels, [file for own in found.files for file in own]
+    found = read_images(place, shape[1], "rgb" if shape[0] == 3 else "grey")
+    return found._replace(pixels=as_in(model.config.data, found.pixels))
 
 
 if __name__ == "__main__":

@@ -167,11 +167,9 @@ class Worker:
 
     def _choose_by_work(self) -> None:
         """Choose "tasks" for this project's components if one task is work enough for a core."""
-        if self.config.batching != "auto":
-            self.learner.batching = self.config.batching
-            return
         in_torch = self._in_torch and self.device.type == "cpu" and self.config.compile != "on"
-        if self._learner_facts.tasks != "episodes" or not in_torch:
+        is_open = self.config.batching == "auto" and self._learner_facts.tasks == "episodes"
+        if not (is_open and in_torch):
             return
         params = self.learner.meta_parameters()
         if one_by_one.is_heavy(self.learner, params, self.training.tasks(torch.arange(1))):
@@ -230,16 +228,9 @@ class Worker:
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
-        # Most learners have only one phase.
-        phases = [0] * len(ids)
-        if self.learner.last_phase > 0:
-            size = self.config.meta_batch_size
-            phases = [self.learner.phase(id // size) for id in ids.tolist()]
-        batches = []
-        for phase, run in itertools.groupby(range(len(ids)), key=phases.__getitem__):
-            places = list(run)
-            of_phase = self._batches(ids[places[0] : places[-1] + 1])
-            batches += [(phase, batch) for batch in of_phase]
+        learner, size, batches = self.learner, self.config.meta_batch_size, []
+        for phase, run in itertools.groupby(ids.tolist(), lambda id: learner.phase(id // size)):
+            batches += [(phase, batch) for batch in self._batches(torch.tensor(list(run)))]
         made = self._ahead.tasks([batch for _, batch in batches])
         for (phase, ids), tasks in zip(batches, made, strict=True):
             yield Batch(phase, tasks, ids)
@@ -331,9 +322,8 @@ class Worker:
     def _on_device(self, tasks: Any) -> Any:
         if self.device.type == "cpu":
             return tasks
-        if self.device.type == "cuda":
-            # From pinned memory, the copy overlaps with the computation.
-            tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
+        # From pinned memory, the copy overlaps with the computation.
+        tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
         return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)
 
 

@@ -169,13 +169,13 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     model = maml.load(tmp_path / "run")
     assert model.image_shape == (3, 32, 32)
     found = read_images(tmp_path / "mine" / "test", 32, "rgb")
-    files = [Image.open(path) for own in found.files for path in own]
-    arrays, labels = np.concatenate(found.arrays), list("cccddd")
+    files = [Image.open(path) for path in found.files]
+    arrays, labels = found.pixels, list("cccddd")
     expected = model.adapt(arrays, labels).predict(arrays)
     floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
     assert torch.equal(model.adapt(files, labels).predict(floats), expected)
     # Paths are taken, too, also a single one.
-    adapted = model.adapt([path for own in found.files for path in own], labels)
+    adapted = model.adapt(found.files, labels)
     assert torch.allclose(adapted.predict(Path(files[4].filename)), expected[4:5], atol=1e-6)
     assert torch.equal(adapted.predict(files), expected)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):
@@ -383,6 +383,7 @@ def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:
         ([images], {}, "data is a list; give the name of a data set, {class: images}, a Taskset"),
         ("tests", {"split": "test"}, "data tests: a folder; give data folder and data_root tests"),
         ("glyphs", {}, "split: give train, validation or test"),
+        ("glyfs", {}, "data glyfs: unknown"),
         (images, {"shots": 1.5}, "shots 1.5: give a whole number"),
     ):
         with pytest.raises(maml.UserError, match=re.escape(says)) as caught:

@@ -441,7 +441,7 @@ def test_compiled_gradients_are_those_of_the_module(
             for some in (made(), stacked(made((9, 9)))):
                 torch.testing.assert_close(learner(some), plain(some), rtol=1e-12, atol=0)
     said = capsys.readouterr().err
-    assert said.count("reads a tensor's value") == 1
+    assert said.count("uses a tensor's value") == 1
     assert said.count("warning: compile: loss.__self__.scale has changed") == 1
     wrapped = torch.compile(learner, backend="eager")
     torch.testing.assert_close(wrapped(made()), learner(made()))
@@ -526,6 +526,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
         (lambda: maml.MAML(dense(), loss=3), "loss is a int; give a function"),
         (lambda: maml.MAML(dense(), head="4"), "head '4': no part of the module; .* are 1, 3$"),
+        (lambda: maml.ANIL(nn.Linear(4, 3), head="weight"), "no part .* the module itself$"),
         (lambda: maml.ANIL(dense()), 'say which .* is: give head="name of the layer"'),
         (lambda: maml.MAML(dense())(3), r"tasks is a int; give \(support_x, "),
         (lambda: maml.MAML(dense())(made()[0]), "tasks: its tensors are .*; give"),

@@ -80,9 +80,7 @@ class Policy(Learner):
             split,
             shots=shots,
             queries=queries,
-            seed=config.seed,
             starts=1 if evaluation else self.starts(),
-            data_root=config.data_root,
             **data_options(config),
         )
 

@@ -21,11 +21,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
 
-    def parse_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse all of ``args``. The error for an unknown flag suggests similar flags."""
-        found, unknown = self.parse_known_args(args, namespace)
+        found, unknown = self.parse_known_args(args)
         if unknown:
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):

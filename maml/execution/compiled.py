@@ -112,10 +112,10 @@ class Compiled:
             with _quietly(), _in_the_cache(), torch.no_grad():
                 # oneDNN computes an LSTM as one operation, and inductor cannot call this operation.
                 with torch.backends.mkldnn.flags(enabled=False):
-                    run, form_structure = record(function, inputs, structure)
-                _compare(run(*others), expected, RECORDED)
-                run = self._stage(run, inputs)
-                _compare(run(*others), expected, TOLERANCE)
+                    form = record(function, inputs, structure)
+                _compare(form.run(*others), expected, RECORDED)
+                form = form._replace(run=self._stage(form.run, inputs))
+                _compare(form.run(*others), expected, TOLERANCE)
         except Exception as error:
             self._given_up = True
             first, *_ = (str(error).strip() or type(error).__name__).splitlines()
@@ -123,7 +123,7 @@ class Compiled:
             return None
         if self._speaks:
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
-        return _Form(run, form_structure)
+        return form
 
     def _say(self, line: str, *, warns: bool = False) -> None:
         print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
@@ -157,9 +157,7 @@ def _other(x: Tensor) -> Tensor:
     return x.flip(tuple(range(x.dim()))) * 0.97 if x.is_floating_point() else x.flip(-1)
 
 
-def record(
-    function: Callable[..., Any], inputs: Tensors, structure: Any
-) -> tuple[Callable[..., Tensors], Any]:
+def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> _Form:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
     The function must be pure, from nests of tensors to a nest of tensors. If its control flow
@@ -184,7 +182,7 @@ def record(
     for node in recorded.graph.nodes:
         if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
             raise RuntimeError(f"{VALUES} ({node.target})")
-    return recorded, structures[0]
+    return _Form(recorded, structures[0])
 
 
 class _NoValues(TorchFunctionMode):
@@ -223,7 +221,7 @@ class Traced:
         self._calls[key] += 1
         if self._calls[key] == WORTH:
             with contextlib.suppress(RuntimeError):  # it reads values: stay untraced
-                self._forms[key] = _Form(*record(self._function, tensors, structure))
+                self._forms[key] = record(self._function, tensors, structure)
         form = self._forms.get(key)
         if form is None:
             return self._function(*arguments)

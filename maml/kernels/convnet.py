@@ -67,7 +67,9 @@ class ConvNet:
         self._places: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
         self.size = 0
         for size in sizes:
-            self._places.append((size, _strides(size), self.size))
+            weight = torch.empty(size)
+            strides = lay_out(weight).stride() if len(size) == 4 else weight.stride()
+            self._places.append((size, strides, self.size))
             self.size += math.prod(size)
         self.ranks = [len(size) for size in sizes]
         numbers = (ctypes.c_int64 * len(spec))(*spec)
@@ -285,14 +287,6 @@ convnet = functools.cache(ConvNet)
 def lay_out(convolution: Tensor) -> Tensor:
     """Return a convolution's weight, stored in the kernels' memory order ``[3, 3, C, F]``."""
     return convolution.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-
-
-def _strides(size: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a weight's strides: a convolution is stored as ``[3, 3, C, F]``, others in order."""
-    if len(size) == 4:
-        f, channels, *_ = size
-        return (1, f, 3 * channels * f, channels * f)
-    return (size[1], 1) if len(size) == 2 else (1,)
 
 
 def _function(name: str, dtype: torch.dtype) -> Any:

@@ -2,7 +2,7 @@
 
 from maml.config import Config, registry
 from maml.errors import UserError
-from maml.learners.base import Learner
+from maml.learners.base import Learner as Learner
 from maml.learners.objectives import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
@@ -58,6 +58,3 @@ def _check_again(learner: Learner, again: Learner, config: Config) -> None:
             "Draw it with the global generator of torch, numpy or Python, which follow --seed, or "
             "with a generator that you seed where you make it"
         )
-
-
-__all__ = ["Learner", "build_learner"]

@@ -16,22 +16,21 @@ from maml.seeds import drawn
 
 
 def data_options(config: Config) -> dict[str, Any]:
-    """Return the configuration fields that this data set reads, by name, to open it with."""
-    return {name: getattr(config, name) for name in registry.data_set(config.data).reads or ()}
+    """Return what opens every split of the data: seed, folder, dtype, the fields that it reads."""
+    own = registry.data_set(config.data).reads or ()
+    return {
+        "seed": config.seed,
+        "data_root": config.data_root,
+        "dtype": getattr(torch, config.dtype),
+        **{name: getattr(config, name) for name in own},
+    }
 
 
 def data_contents(config: Config) -> Contents:
     """Return the data set facts that a network needs. A `DataError` names the flag or file."""
     ways, shots = training_task(config)
     return contents(
-        config.data,
-        config.data_root,
-        ways=ways,
-        shots=shots,
-        queries=config.queries,
-        seed=config.seed,
-        dtype=getattr(torch, config.dtype),
-        **data_options(config),
+        config.data, ways=ways, shots=shots, queries=config.queries, **data_options(config)
     )
 
 
@@ -63,7 +62,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
             config.network,
             image_shape=contents.image_shape,
             ways=outputs,
-            point=(inputs, outputs),
+            inputs=inputs,
             integers=contents.integers,
             one_for=None if any_outputs else one_for,
             **{name: getattr(config, name) for name in own},
@@ -85,9 +84,6 @@ def few_shot_tasks(
             ways=ways,
             shots=shots,
             queries=config.eval_queries if evaluation else config.queries,
-            seed=config.seed,
-            data_root=config.data_root,
-            dtype=getattr(torch, config.dtype),
             form=form,
             classes=ways if classes else None,
             **data_options(config),
@@ -116,4 +112,4 @@ def class_names(config: Config) -> dict[str, list[str]] | None:
         ways["validation"] = config.ways
     if config.test_tasks:
         ways["test"] = config.ways
-    return list_classes(config.data, config.data_root, ways=ways, **data_options(config))
+    return list_classes(config.data, ways=ways, **data_options(config))

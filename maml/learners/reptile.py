@@ -11,7 +11,7 @@ from maml.config import Config
 from maml.learners.adapting import tree
 from maml.learners.data import training_task
 from maml.learners.maml import MAML
-from maml.learners.objectives import REGRESSION, Given
+from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
 from maml.metagradient.rules import Moment
 from maml.networks.loss import MiniBatches
@@ -86,46 +86,42 @@ class Reptile(MAML):
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """Return the problem of evaluation: MAML's, on mini-batches of ``--eval-inner-batch``."""
-        config = self.config
-        examples = self._examples(config.eval_inner_batch, config.ways, config.shots)
-        problem = self._remembering(super().problem(meta_params, steps), meta_params, examples)
-        return self._of_batches(problem, config.eval_inner_batch)
+        problem = super().problem(meta_params, steps)
+        task = self.config.ways, self.config.shots
+        return self._of_batches(problem, meta_params, self.config.eval_inner_batch, task)
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """Return the same on mini-batches of ``--inner-batch``, with displacement as gradient."""
-        problem = self.problem(meta_params, self.config.inner_steps)
-        problem = self._remembering(problem, meta_params, self._trained_on())
-        problem = self._of_batches(problem, self.config.inner_batch)
+        config = self.config
+        problem = self.problem(meta_params, config.inner_steps)
+        problem = self._of_batches(problem, meta_params, config.inner_batch, training_task(config))
         return dataclasses.replace(problem, displacement=True)
 
-    def _trained_on(self) -> int:
-        """Return how many examples a step sees in training."""
-        config = self.config
-        ways, shots = training_task(config)
-        return self._examples(config.inner_batch, ways, shots)
-
-    def _examples(self, batch: int | None, ways: int, shots: int) -> int:
-        there = shots if self.objective is REGRESSION else ways * shots
+    def _examples(self, batch: int | None, task: tuple[int, int]) -> int:
+        """Return how many examples a step sees of a ``task`` of so many ways and shots."""
+        ways, shots = task
+        there = ways * shots if self.contents.classifies else shots
         return there if batch is None else min(batch, there)
 
-    def _remembering(self, problem: Problem, meta_params: Params, examples: int) -> Problem:
-        """Let Adam begin with the kept moment, scaled for mean losses over ``examples`` per step.
+    def _of_batches(
+        self, problem: Problem, meta_params: Params, batch: int | None, task: tuple[int, int]
+    ) -> Problem:
+        """Return ``problem`` on mini-batches. Adam begins with the kept moment, scaled for them.
 
-        A sum's gradient is ``examples`` times the mean's gradient; its square, ``examples``² times.
+        A sum's gradient is n times the mean's gradient over n examples; its square is n² times.
         """
+        support = problem.support
+        if isinstance(support, MiniBatches):
+            support = support.loss
+        if batch is not None:
+            support = MiniBatches(support, self.config.seed, batch)
+        problem = dataclasses.replace(problem, support=support)
         if not self.keeps_moment:
             return problem
-        scale = (self._trained_on() / examples) ** 2
+        trained_on = self._examples(self.config.inner_batch, training_task(self.config))
+        scale = (trained_on / self._examples(batch, task)) ** 2
         total = without_prefix(meta_params, "second_moment.")
         if scale != 1:
             total = {name: tensor * scale for name, tensor in total.items()}
         moment = Moment(total, meta_params["second_moment_weight"])
         return dataclasses.replace(problem, second_moment=moment)
-
-    def _of_batches(self, problem: Problem, size: int | None) -> Problem:
-        support = problem.support
-        if isinstance(support, MiniBatches):
-            support = support.loss
-        if size is not None:
-            support = MiniBatches(support, self.config.seed, size)
-        return dataclasses.replace(problem, support=support)

@@ -3,8 +3,6 @@
 So the strategies, logs and checkpoints of meta-learners serve a classifier, too.
 """
 
-import torch
-
 from datasets import open_batches
 from datasets.batches import Batches
 from datasets.flags import RESULT, flag
@@ -53,8 +51,5 @@ class Supervised(NoAdaptation):
             evaluation=evaluation,
             batch_size=config.batch_size,
             ways=config.ways,
-            seed=config.seed,
-            data_root=config.data_root,
-            dtype=getattr(torch, config.dtype),
             **data_options(config),
         )

@@ -112,9 +112,9 @@ def _prefix(head: str, module: nn.Module) -> str:
         raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
     name = head.rstrip(".")
     of_module = [n for n, _ in module.named_modules(remove_duplicate=False)]
-    of_parameters = [n for n, _ in module.named_parameters(remove_duplicate=False)]
-    if name not in (*of_module, *of_parameters):
-        layers = dict.fromkeys(n.rpartition(".")[0] or n for n in of_parameters)
-        there = in_short(layers)
+    if name not in of_module:
+        of_parameters = (n for n, _ in module.named_parameters(remove_duplicate=False))
+        layers = dict.fromkeys(n.rpartition(".")[0] for n in of_parameters)
+        there = in_short(layer or "the module itself" for layer in layers)
         raise UserError(f"head {head!r}: no part of the module; those with parameters are {there}")
     return name and f"{name}."

@@ -316,11 +316,9 @@ class MetaLearner(nn.Module):
         Dropout is off in every mode. Names that begin with ``non_transductive_`` are of results
         that are normalised by the support set's statistics.
         """
-        given, training = as_tasks(tasks, self._dtype), self.training
-        params = self.learner.meta_parameters()
+        given, params = as_tasks(tasks, self._dtype), self.learner.meta_parameters()
         rows: list[dict[str, Tensor]] = [{}] * len(given)
-        try:
-            self.eval()
+        with switched(self.learner.network, training=False):
             for learner, places in self._of_each_size(given):
                 some, own = [given[i] for i in places], copy.copy(learner)
                 if steps is not None:
@@ -328,8 +326,6 @@ class MetaLearner(nn.Module):
                 found = one_by_one.each(own, lambda own, task: own.evaluate(params, task), some)
                 for i, row in zip(places, found, strict=True):
                     rows[i] = row
-        finally:
-            self.train(training)
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     # A call puts a task's tensors into the network. So these methods wait for calls to end.

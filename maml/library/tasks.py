@@ -97,8 +97,6 @@ def episodes(
         name: inputs.whole(value, name)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("seed", seed))
     }
-    if named and split is None:
-        raise UserError("split: give train, validation or test")
     if not named and split is not None:
         raise UserError(
             f"split {split!r}: only named data sets have splits; give that split's classes as data"
@@ -106,6 +104,8 @@ def episodes(
     try:
         if isinstance(data, str):
             known = options_of(data)
+            if split is None:
+                raise UserError("split: give train, validation or test")
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))

@@ -179,7 +179,8 @@ class _Loop:
             taken = self._take(step, at, state, remember)
             if step in keep:
                 self.kept[step] = _Step(at, state, taken if self.remember else None)
-            at, state = at | taken.rule.weights, taken.rule.state
+            moved, state = taken.rule.after
+            at = at | moved
             del taken  # it holds what the step began with
         return at, state
 

@@ -1,8 +1,8 @@
 """The optimizers of the inner loop: one step of each, and its way back.
 
-A rule maps weights θ, gradients g and its state to new ``weights`` and ``state``, element by
-element. `maml.metagradient.forward_over_reverse` needs the product of a cotangent with the rule's
-Jacobian, and only once. So ``pull_back`` uses up its arguments and the rule itself.
+A rule maps weights θ, gradients g and its state to the weights and the state ``after`` the step,
+element by element. `maml.metagradient.forward_over_reverse` needs the product of a cotangent with
+the rule's Jacobian, and only once. So ``pull_back`` uses up its arguments and the rule itself.
 `maml.metagradient.unrolled` differentiates through the rule.
 
 Adam is written out here, because TorchOpt (0.7.3) computes the bias corrections 1 − βᵗ in float32
@@ -53,13 +53,13 @@ class SGDRule:
         if state:
             moment = {n: torch.add(g, state[n], alpha=beta) for n, g in gradients.items()}
         self._moment = moment if learned else {}
-        self.state: Any = moment if beta else ()
-        self.weights = {
+        moved = {
             name: torch.add(tensor, moment[name], alpha=-lr)
             if rates is None
             else torch.addcmul(tensor, rates[name], moment[name], value=-lr)
             for name, tensor in weights.items()
         }
+        self.after: tuple[Params, Any] = moved, moment if beta else ()
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """Pull cotangents of weights and state (None: zero) back to before the rule."""
@@ -125,7 +125,8 @@ class AdamRule:
         self._counted = state.first.counted(beta1), state.second.counted(self.beta2)
 
     @functools.cached_property
-    def _taken(self) -> tuple[Params, AdamState]:
+    def after(self) -> tuple[Params, AdamState]:
+        """The weights and the state after the step."""
         weights, state = {}, AdamState(*self._counted)
         # Name by name, so that only one tensor's intermediate results exist at a time.
         for name, before in self._before.items():
@@ -134,16 +135,6 @@ class AdamRule:
             update = self._update(name, mean, root)
             weights[name] = before + (update if self._rates is None else self._rates[name] * update)
         return weights, state
-
-    @property
-    def weights(self) -> Params:
-        """The weights after the step."""
-        return self._taken[0]
-
-    @property
-    def state(self) -> AdamState:
-        """The state after the step."""
-        return self._taken[1]
 
     def _update(self, name: str, mean: Tensor, root: Tensor) -> Tensor:
         update = -self._lr * mean / (root + self.eps)

@@ -65,8 +65,7 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
         if problem.transform is not None:
             gradients = problem.transform.function(gradients, problem.transform.tensors)
         rates = None if problem.rates is None else problem.rates[step]
-        rule = optimizer(weights, gradients, state, rates)
-        weights, state = rule.weights, rule.state
+        weights, state = optimizer(weights, gradients, state, rates).after
         yield weights
 
 

@@ -18,7 +18,7 @@ def build_network(
     *,
     image_shape: tuple[int, int, int] | None,
     ways: int,
-    point: tuple[int, int] = (1, 1),
+    inputs: int = 1,
     integers: bool = False,
     one_for: str | None = "each output",
     **options: Any,
@@ -28,8 +28,8 @@ def build_network(
     Args:
         name: A network's name, or a user's own.
         image_shape: (C, H, W) of the data; None if the data is not images.
-        ways: Outputs of a classifier.
-        point: For data that is not images: how many numbers an example and its target have.
+        ways: The number of outputs: a classifier's classes, or the numbers of a target.
+        inputs: For data that is not images: how many numbers an example has.
         integers: Whether examples are integers; else they are floats.
         one_for: What each output of a user's own network is for, in words; None: any outputs.
         options: Fields of the configuration; fields that the network does not read are ignored.
@@ -45,14 +45,13 @@ def build_network(
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
     if known.takes == "points":
-        read |= dict(zip(("inputs", "outputs"), point, strict=True))
+        read["inputs"] = inputs
     with registry.calling(network=known):
         make = known.maker()
         if not known.is_theirs:
             return explicit(make(image_shape, ways, **known.options, **read), name)
-        inputs, outputs = point
-        shape, outputs = ((inputs,), outputs) if image_shape is None else (image_shape, ways)
-        network = _made(make, name, shape, outputs)
+        shape = (inputs,) if image_shape is None else image_shape
+        network = _made(make, name, shape, ways)
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         check_parameters(network, name)
@@ -62,8 +61,7 @@ def build_network(
             with torch.no_grad(), switched(network, training=False):
                 network(torch.zeros_like(tried))
         network = explicit(network, name)
-        wanted = None if one_for is None else (outputs, one_for)
-        _try(network, name, tried, wanted)
+        _try(network, name, tried, ways, one_for)
     return network
 
 
@@ -83,16 +81,15 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
         raise
 
 
-def _try(network: nn.Module, name: str, examples: Tensor, wanted: tuple[int, str] | None) -> None:
+def _try(network: nn.Module, name: str, examples: Tensor, count: int, one_for: str | None) -> None:
     """Call a user's network on ``examples [2, …]``, so that mistakes show at once."""
     with torch.no_grad():
         outputs, _ = apply(network, dict(network.named_parameters()), examples)
     if not isinstance(outputs, torch.Tensor):
         raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
-    if wanted is not None and outputs.shape != (2, wanted[0]):
-        count, what = wanted
+    if one_for is not None and outputs.shape != (2, count):
         raise UserError(
             f"--network {name}: two {'images' if examples.dim() == 4 else 'examples'} became "
-            f"{list(outputs.shape)}; outputs must be [2, {count}], one for {what} (others "
+            f"{list(outputs.shape)}; outputs must be [2, {count}], one for {one_for} (others "
             "are for a learner of your own, which overrides loss(outputs, y))"
         )

@@ -66,15 +66,11 @@ def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.M
 
     Its output layer, which must be linear, becomes the identity, in place.
     """
-    prefix = head_prefix(network, f"--network {name}", or_else)
-    path, _, attribute = prefix.rstrip(".").rpartition(".")
-    try:
-        parent = network.get_submodule(path)
-    except AttributeError:  # the prefix names parameters, but no layer
-        parent = nn.Module()
-    head = parent._modules.get(attribute)
+    layer = head_prefix(network, f"--network {name}", or_else).rstrip(".")
+    # None if the prefix names parameters, but no layer.
+    head = dict(network.named_modules(remove_duplicate=False)).get(layer)
     if not isinstance(head, nn.Linear):
-        layer = own_name(network, prefix.rstrip("."))
-        raise UserError(f"--network {name}: its output layer {layer} is not linear")
-    parent._modules[attribute] = nn.Identity()
+        its = own_name(network, layer)
+        raise UserError(f"--network {name}: its output layer {its} is not linear")
+    network.set_submodule(layer, nn.Identity())
     return network, head.in_features

@@ -20,18 +20,14 @@ class MLP(nn.Module):
     head_prefix = "layers.2."
     context_layer = "layers.0"
 
-    def __init__(
-        self, image_shape: None = None, ways: int = 1, *, inputs: int = 1, outputs: int = 1
-    ) -> None:
-        """Ignore ``image_shape`` and ``ways``, which all networks take."""
+    def __init__(self, image_shape: None, ways: int, *, inputs: int) -> None:
+        """Map ``inputs`` numbers to ``ways`` numbers; all networks take an ``image_shape``."""
         super().__init__()
-        self.layers = nn.ModuleList(
-            (nn.Linear(inputs, 40), nn.Linear(40, 40), nn.Linear(40, outputs))
-        )
+        self.layers = nn.ModuleList((nn.Linear(inputs, 40), nn.Linear(40, 40), nn.Linear(40, ways)))
         # PyTorch's default initialisation, not the released code's normal with σ = 0.01.
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
-        """Map ``[E, inputs]`` to ``[E, outputs]``; there are no statistics."""
+        """Map ``[E, inputs]`` to ``[E, ways]``; there are no statistics."""
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x), ()

@@ -34,27 +34,21 @@ def draw_curves(
     rows = read_rows(run_dir / "metrics.jsonl")
     figure, ((*axes,),) = style.figure(1, 2, (5.0, 3.8))
     batches = registry.learner(config.learner).tasks == "batches"
-    of = "mini-batches" if batches else "tasks"
-    _curve(axes[0], rows, result, "loss", of)
+    _curve(axes[0], rows, result, "loss", batches)
     metric = headline(worker.metric_names)
     if metric != "loss":
-        _curve(axes[1], rows, result, metric, of)
+        _curve(axes[1], rows, result, metric, batches)
     else:
         axes[0].set_yscale("log")
         axes[0].yaxis.set_major_formatter(LogFormatter())
         axes[0].yaxis.set_minor_formatter(LogFormatter())
         adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
-    if batches:
-        for axis in axes:
-            # A mini-batch does not separate queries from support examples.
-            axis.set_ylabel(axis.get_ylabel().removeprefix("query "))
-            axis.set_xlabel("iteration")
     figure.suptitle(title(config))
     return style.save(figure, run_dir / "curves", pdf=False)
 
 
-def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: str) -> None:
-    """Draw one metric: in training (over ``of``, tasks or mini-batches), validations and test."""
+def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, batches: bool) -> None:
+    """Draw one metric: in training (over tasks or mini-batches), in validations and in the test."""
     training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
     validation = [row for row in rows if row.get("split") == "validation"]
     # The rows hold both variants of a metric. Draw the variant of the test's headline.
@@ -62,6 +56,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
     if training:
         iterations, values = zip(*training, strict=True)
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
+        of = "mini-batches" if batches else "tasks"
         mark, label = "." * (len(values) == 1), f"training {of}, smoothed"
         axis.plot(iterations, style.smooth(values), color=BLUE, marker=mark, label=label)
     if validation:
@@ -75,7 +70,9 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, of: st
         shown = f"{100 * result[name]:.1f} %" if name == "accuracy" else f"{result[name]:.3g}"
         axis.axhline(result[name], color=GREY, linestyle="--", label=f"test: {shown}")
     axis.xaxis.get_major_locator().set_params(integer=True)
-    style.finish(axis, "outer-loop iteration", f"query {name}", metric=name)
+    # A mini-batch does not separate queries from support examples.
+    x, y = ("iteration", name) if batches else ("outer-loop iteration", f"query {name}")
+    style.finish(axis, x, y, metric=name)
 
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:

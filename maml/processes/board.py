@@ -44,11 +44,6 @@ class Finding(NamedTuple):
     rank: int | None = None
     code: int = 1
 
-    @classmethod
-    def read(cls, text: bytes) -> "Finding":
-        """Return the finding that `json.dumps` wrote as ``text``."""
-        return cls(*json.loads(text))
-
 
 class Board:
     """This process's view of the store, from `meet` to the end of the heartbeat thread.
@@ -154,11 +149,9 @@ class Board:
 
     def tell(self, found: Finding) -> Finding:
         """Tell all processes why they end; return ``found``, or the finding told before it."""
-
-        def tell() -> Finding:
-            return Finding.read(self._store.compare_set("told", "", json.dumps(found)))
-
-        return self._ask(tell, found)
+        text = json.dumps(found)
+        told = self._ask(lambda: self._store.compare_set("told", "", text), text.encode())
+        return Finding(*json.loads(told))
 
     def may_speak(self, wait: float = 0.0) -> bool:
         """Wait up to ``wait`` seconds for another to speak; return whether this process prints."""

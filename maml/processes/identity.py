@@ -75,7 +75,7 @@ class Identity(NamedTuple):
 def started(pid: int) -> str:
     """Return when a process of this host started, equal at every call; "" if it is gone.
 
-    On Linux the time counts from the boot, because the system's clock may be set meanwhile.
+    The time counts from the boot, because the system's clock may be set meanwhile.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -83,10 +83,6 @@ def started(pid: int) -> str:
         state, *fields = stat.rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]
     except (OSError, ValueError, IndexError):
-        pass
-    try:
-        return str(psutil.Process(pid).create_time())
-    except psutil.Error:
         return ""
 
 

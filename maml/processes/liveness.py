@@ -50,7 +50,7 @@ class Liveness:
     Attributes:
         survives: Called on rank 0, in a thread, with a lost rank and the line about its loss. If it
             returns True, the others go on.
-        last_words: Called in a thread with the line, before this process ends, to save its work.
+        last_words: Called in a thread, before this process ends, to save its work.
         clock: Measures silences and waits for others; it runs from `watch` to `leave`.
         excused: On rank 0: the lost ranks without which the others go on.
     """
@@ -60,7 +60,7 @@ class Liveness:
         self.world, self.timeout = world, timeout
         self._limit = f"--timeout {timeout:g}"
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
-        self.last_words: Callable[[str], None] = lambda line: None
+        self.last_words: Callable[[], None] = lambda: None
         self.members: dict[int, Identity] = {}
         self.clock = Clock()
         self.excused: set[int] = set()
@@ -227,11 +227,11 @@ class Liveness:
     def _look(self) -> Finding | None:
         """Return the finding that ends this process, if there is one."""
         if self._board.told:
-            return Finding.read(self._board.told)
+            return Finding(*json.loads(self._board.told))
         for rank in self._judged():
             beat = self._board.beats.get(rank, b"")
             if beat.startswith(_FAILED):
-                return Finding.read(beat[1:])
+                return Finding(*json.loads(beat[1:]))
             if self._is_lost(rank):
                 why = self._memory.cause("it", self._resident.get(rank))
                 return Finding(f"{self.name([rank])} was killed{why}", rank)
@@ -314,7 +314,7 @@ class Liveness:
                 # `tqdm.write`, because a progress bar may be on the screen.
                 tqdm.write(f"error: {line}", file=sys.stderr)
             self._kill_stopped(lost)
-            within(LAST_WORDS, lambda: self.last_words(line), None)
+            within(LAST_WORDS, self.last_words, None)
             if self._is_zero:
                 self._wait_for_all()
             os._exit(code)

@@ -11,8 +11,8 @@ _MMAP_BYTES = 32 << 20
 _TRIM_BYTES = 2**31 - 1
 
 
-def keep_memory() -> bool:
-    """Keep freed memory within the process; return whether the C library does so (glibc only).
+def keep_memory() -> None:
+    """Keep freed memory within the process, if the C library can (glibc only).
 
     Training frees megabytes thousands of times a second. By default glibc returns such blocks to
     the kernel and pages the next blocks in again, zeroed. This took up to a third of the time.
@@ -23,21 +23,19 @@ def keep_memory() -> bool:
     ``MAML_ALLOCATOR=off`` turns all of them off.
     """
     if os.environ.get("MAML_ALLOCATOR") == "off" or not sys.platform.startswith("linux"):
-        return False
+        return
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return False
-    taken = True
+        return
     for variable, parameter, value in (
         ("MALLOC_MMAP_THRESHOLD_", _M_MMAP_THRESHOLD, _MMAP_BYTES),
         ("MALLOC_TRIM_THRESHOLD_", _M_TRIM_THRESHOLD, _TRIM_BYTES),
         ("MALLOC_ARENA_MAX", _M_ARENA_MAX, os.cpu_count() or 1),
     ):
         if variable not in os.environ:
-            taken = bool(mallopt(parameter, value)) and taken
-    return taken
+            mallopt(parameter, value)
 
 
 def give_way() -> None:

@@ -73,7 +73,7 @@ class Ending:
         )
         return exit_code(by)
 
-    def _last_words(self, line: str) -> None:
+    def _last_words(self) -> None:
         """In a thread: save the last whole iteration before a lost peer ends this process."""
         if self._run.changing.acquire(timeout=5) and not self.done:
             self._run.rescue()

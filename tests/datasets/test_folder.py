@@ -134,9 +134,9 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
 def pixels(folder: Path, image: Image.Image, mode: str = "grey", ending: str = "png", **how):
     path = folder / f"a.{ending}"
     image.save(path, **how)
-    _, arrays, files = read_images(path, SIZE, mode)
-    assert files == [[str(path)]]
-    return arrays[0][0]
+    found, _, files = read_images(path, SIZE, mode)
+    assert files == [str(path)]
+    return found[0]
 
 
 def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(tmp_path):
@@ -238,9 +238,9 @@ def test_images_without_classes_to_predict(tmp_path):
     for i in range(40):
         shade(tmp_path / "queries" / f"{i:02}.png", i)
     found = read_images(str(tmp_path / "queries"), 6, "grey")
-    assert found.classes == [""]
-    assert (found.arrays[0] == np.arange(40)[:, None, None]).all()
-    assert [Path(name).name for name in found.files[0]][:2] == ["00.png", "01.png"]
+    assert found.labels == 40 * [""]
+    assert (found.pixels == np.arange(40)[:, None, None]).all()
+    assert [Path(name).name for name in found.files][:2] == ["00.png", "01.png"]
     shade(tmp_path / "queries" / "class" / "a.png", 1)
     with pytest.raises(DataError, match=r"holds images \(00.png\) and folders \(class\)"):
         read_images(tmp_path / "queries", 6, "grey")

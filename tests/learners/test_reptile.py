@@ -1,5 +1,6 @@
 """Reptile against PyTorch's optimizers on the same mini-batches."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from maml.learners.maml import MAML
 from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
+from maml.params import without_prefix
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.workers import worker_of
@@ -207,3 +209,19 @@ def test_a_support_loss_of_one_s_own_sees_the_mini_batch() -> None:
     for name, gradient in expected.items():
         if not name.endswith("conv.bias"):
             torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)
+
+
+def test_a_copy_scales_the_kept_moment_alike() -> None:
+    """Threads have copies of the learner: the targets of a regression stay no classes there."""
+    learner = worker_of(
+        "maml-sinusoid-10shot", learner="reptile", inner_batch=5, inner_optimizer="adam0",
+        keep_moment=True,
+    ).learner  # fmt: skip
+    params = learner.meta_parameters()
+    params = {n: p + 1 if n.startswith(MOMENT) else p for n, p in params.items()}
+    for one in (learner, copy.deepcopy(learner)):
+        moment = one.problem(params, 2).second_moment
+        assert moment is not None
+        torch.testing.assert_close(
+            moment.total, {n: p * (5 / 10) ** 2 for n, p in without_prefix(params, MOMENT).items()}
+        )

@@ -251,7 +251,7 @@ def test_a_torn_last_line_costs_that_line_alone(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     """Bad flags, and a file that is another sweep's."""
     endless = written(tmp_path, {"good": {"min": 0.0, "max": 1.0}}, method="random")
-    with pytest.raises(UserError, match=r"--total: .*no end"):
+    with pytest.raises(UserError, match=r"--total: .* infinitely many"):
         swept(endless)
     path = written(tmp_path, {"seed": [0, 1], "good": 0.5})
     with pytest.raises(UserError, match=r"--workers 0: nothing was"):

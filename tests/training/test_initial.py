@@ -117,7 +117,7 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path) -> None:
     path, one = tmp_path / "saved", torch.zeros(1)
     for saved, says in (
         ({}, "neither a checkpoint nor a state_dict of tensors"),
-        ({"student": {"a": one}, "teacher": {"a": one}}, "under student, teacher; save those"),
+        ({"student": {"a": one}, "teacher": {"a": one}}, "under student, teacher; save only"),
         ({"other": one}, "none of its tensors has a name and shape of these: network."),
         ({"blocks.0.conv.weight": torch.zeros(9, 1, 3, 3)}, r"is \[9, 1, 3, 3\] there, \[8, 1, 3,"),
         ({"blocks.0.conv.bias": torch.full((8,), torch.nan)}, "conv.bias is not finite there"),

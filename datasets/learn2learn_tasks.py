@@ -9,7 +9,6 @@ draws. Nothing here imports learn2learn: code that returns a Taskset has already
 import contextlib
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +20,6 @@ from datasets import addresses
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
-
-# The generators are global: one task at a time.
-_ALONE = threading.Lock()
 
 
 def is_taskset(found: object) -> bool:
@@ -56,7 +52,7 @@ class Tasksets(Episodes):
         if self.one_pass:
             index %= self.one_pass
         key = addresses.keys(self.seed, self.split, "learn2learn", index)
-        with _ALONE, _seeded(int(key[0])):
+        with addresses.GENERATORS, _seeded(int(key[0])):
             x, y = self.taskset.get_task(self.taskset.sample_task_description())
         classes, labels, counts = np.unique(np.asarray(y), return_inverse=True, return_counts=True)
         what = f"the {self.split} tasks of {self.name}"

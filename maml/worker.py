@@ -25,7 +25,7 @@ from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
 from maml.metagradient import by_task, differentiate
-from maml.metagradient.batching import NotRepeatedError, batching_of
+from maml.metagradient.batching import DRAWN, NotRepeatedError, batching_of
 from maml.networks.ordinary import switched
 from maml.params import Params
 
@@ -265,12 +265,18 @@ class Worker:
     ) -> differentiate.OuterGradient:
         # Only one function is compiled: that of the last phase, which a long training ends in.
         call = self.compiled if phase == learner.last_phase else None
-        if _one_by_one(learner, tasks):
-            where = addresses(learner, "train", ids)
-            return one_by_one.outer_gradient(learner, params, tasks, where, phase, call)
-        if call is None:
-            return learner.outer_gradient(params, tasks, phase)
-        return call(functools.partial(learner.outer_gradient, phase=phase), params, tasks)
+        if not _one_by_one(learner, tasks):
+            try:
+                if call is None:
+                    return learner.outer_gradient(params, tasks, phase)
+                return call(functools.partial(learner.outer_gradient, phase=phase), params, tasks)
+            except RuntimeError as error:
+                if DRAWN not in str(error):
+                    raise
+                # The losses draw only now, for example only in a later phase.
+                learner.draws, learner.batching = True, "tasks"
+        where = addresses(learner, "train", ids)
+        return one_by_one.outer_gradient(learner, params, tasks, where, phase, call)
 
     def evaluate(
         self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner

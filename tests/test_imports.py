@@ -3,8 +3,10 @@
 import ast
 import graphlib
 import importlib.metadata
+import importlib.util
 import itertools
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -193,3 +195,13 @@ def test_a_file_keeps_the_rules(path: Path) -> None:
             "pickle.load", "pickle.loads", "pickle.Unpickler", "torch.jit.load", "joblib.load",
             "yaml.load", "yaml.unsafe_load", "eval", "exec",
         ), f"line {node.lineno}"  # fmt: skip
+
+
+def test_scripts_name_modules_that_exist() -> None:
+    scripts = [
+        path for path in (REPO / "launch").iterdir() if path.suffix in ("", ".sh", ".sbatch")
+    ]
+    text = "\n".join(path.read_text() for path in scripts if path.is_file())
+    names = re.findall(r"(?:-m|from|import) ((?:maml|launch)\b[\w.]*)", text)
+    assert {"maml.processes.world", "launch.sweep"} <= {*names}
+    assert all(map(importlib.util.find_spec, names))

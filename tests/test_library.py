@@ -351,6 +351,9 @@ def test_what_has_adapted_is_a_module_too(learner: str, tmp_path: Path, task: An
     assert torch.allclose(outputs, logits, atol=1e-4)
     blind = model.adapt(task.support_x, NAMES, steps=0).module
     assert torch.allclose(model.features(task.query_x), blind.features(task.query_x), atol=1e-5)
+    own: Any = model.module  # an object may have answers of its own
+    own.learner.answers = lambda *_: (features, features)
+    assert torch.equal(own.adapt(task.support_x, task.support_y)(task.query_x), features)
 
 
 # ---- episodes -----------------------------------------------------------------------------------

@@ -68,6 +68,39 @@ class TwoOutputs(nn.Module):
         return {"classes": self.classes(features), "more": (self.size(features), len(x))}
 
 
+class Buffers(nn.Module):
+    """A complex buffer, and one that a layer writes and another layer reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(16, 8), nn.Linear(8, 3)
+        for layer, seen in zip((self.one, self.other), [torch.zeros(8).double()] * 2, strict=True):
+            layer.register_buffer("seen", seen)
+        self.register_buffer("turn", torch.polar(torch.ones(8), torch.arange(8.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x.flatten(1))
+        self.one.seen.copy_(hidden.detach().mean(0))
+        return self.other((hidden * self.turn).real.tanh() + self.other.seen)
+
+
+class Judge(nn.CrossEntropyLoss):
+    """A loss with a frozen network and a buffer of another type than the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 3).double().requires_grad_(False)
+        self.register_buffer("share", torch.tensor(0.5))
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        assert self.share.dtype == torch.float32
+        return super().forward(self.body(outputs), y) * self.share
+
+
+class ByName(nn.Linear):
+    head_prefix = "b"
+
+
 class Normed(nn.Module):
     def forward(self, g: Tensor, v: Tensor) -> Tensor:
         return v * (g / v.norm(dim=1, keepdim=True))
@@ -90,13 +123,15 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "weight norm": lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(16, 3))).double(),
     "two outputs": lambda: TwoOutputs().double(),
     "words": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
+    "buffers": Buffers,
 }
-LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words}
+LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words, "buffers": Judge()}
 HEAD = {"head": "3"}
 LEARNERS: list[tuple[type[maml.MetaLearner], dict[str, Any]]] = [
     (maml.MAML, {"adapt": "*,1.*=0.5"}),
     (maml.MAML, {"inner_optimizer": "adam"}),
     (maml.MAML, {"order": 1}),
+    (maml.MAML, {}),
     (maml.ANIL, HEAD),
     (maml.BOIL, HEAD),
     (maml.MetaSGD, {}),
@@ -150,6 +185,9 @@ def by_loop(
 def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]()
+    if name == "buffers":  # `double` would part the buffer that two layers share
+        network.one.double(), network.other.double()
+        network.other.seen = network.one.seen  # type: ignore[union-attr]
     tasks, loss_of = made(sizes), LOSSES.get(name, F.cross_entropy)
     if name == "words":  # each example has four words, with a target each
         tasks = [(a, b[:, None].expand(-1, 4), c, d[:, None].expand(-1, 4)) for a, b, c, d in tasks]
@@ -201,6 +239,27 @@ def test_a_checkpoint_may_be_loaded_after_wrapping() -> None:
     assert learner(made()) == maml.MAML(other)(made())
 
 
+def test_an_output_layer_may_share_its_weight() -> None:
+    """The weight is the output layer's under any name, and stays when this layer is removed."""
+    of_head = {"first": {"first.weight", "first.bias"}, "second": {"first.weight", "second.bias"}}
+    for head, names in of_head.items():
+        learner = maml.ANIL(Tied(), head=head).learner
+        assert learner.adapting.keys() == {f"module.{name}" for name in names}
+    network = Tied().double()
+    plain: Any = copy.deepcopy(network)
+    plain.first = nn.Identity()
+    for learner in (maml.ProtoNet(network, head="first"), maml.ProtoNet(plain)):
+        learner(made()).backward()
+    torch.testing.assert_close(network.first.weight.grad, plain.second.weight.grad)
+    frozen = maml.ProtoNet(network, head="first", freeze="first.*").learner.frozen
+    assert frozen == ["module.second.weight"]
+
+
+def test_a_class_of_one_s_own_may_have_any_name() -> None:
+    network, own = dense(), type("NoAdapt", (maml.MAML,), {})
+    assert own(network)(made()) == maml.MAML(network)(made())
+
+
 @pytest.mark.parametrize(("kind", "flags"), LEARNERS)
 def test_an_outer_loss_of_one_s_own_has_the_same_gradient(
     kind: type[maml.MetaLearner], flags: dict[str, Any]
@@ -208,7 +267,10 @@ def test_an_outer_loss_of_one_s_own_has_the_same_gradient(
     """The graph of `adapt` gives the gradient of the fast way, for all parameters."""
     torch.manual_seed(0)
     steps = {} if kind in (maml.ProtoNet, maml.R2D2) else {"inner_steps": 2}
-    learner = kind(dense(), **steps, **flags)
+    network = dense()
+    if kind is maml.MAML and not flags:  # fused attention has no second derivative
+        network.insert(0, nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True).double())
+    learner = kind(network, **steps, **flags)
     tasks = made()
     loss = learner(tasks)
     loss.backward()
@@ -525,6 +587,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
         (lambda: maml.MAML(dense(), loss=3), "loss is a int; give a function"),
+        (lambda: maml.MAML(dense(), loss=F.nll_loss, label_smoothing=0.1), "0.1: needs the cross-"),
         (lambda: maml.MAML(dense(), head="4"), "head '4': no part of the module; .* are 1, 3$"),
         (lambda: maml.ANIL(nn.Linear(4, 3), head="weight"), "no part .* the module itself$"),
         (lambda: maml.ANIL(dense()), 'say which .* is: give head="name of the layer"'),
@@ -561,6 +624,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense()).adapt(*made()[0][:2])(made()[0][2], "suport"),
          "batch_statistics 'suport': query or support"),
         (lambda: maml.MAML(dense())(made()).backward(create_graph=True), "create_graph: the loss"),
+        (lambda: maml.MAML(ByName(4, 3).double()).adapt(*made()[0][:2], 0).features(made()[0][0]),
+         "ByName: its output layer b is no layer"),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
     ],
 )  # fmt: skip
@@ -597,6 +662,26 @@ def test_accuracy_is_of_classes_where_they_are() -> None:
         learner = maml.MAML(TimesOne(), inner_lr=1e-3, loss=loss)
         learner((x, labels, x, labels))
         assert {name: float(found.mean()) for name, found in learner.metrics.items()} == expected
+
+
+def test_labels_are_what_the_loss_takes() -> None:
+    """Only a call of the loss tells: labels may be ignored, or be no classes at all."""
+    x, y = torch.randn(4, 6, 3), torch.randint(3, (4, 6))
+    y[:, 4:] = -100
+
+    def of_pairs(outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(outputs, outputs)[y[:, None] == y[None]].mean()
+
+    maml.MAML(nn.Linear(3, 3), loss=lambda o, y: F.cross_entropy(o.mT, y))([(x, y, x, y)])
+    flat = x[:, 0], torch.tensor([7, 7, 9, 9])
+    maml.MAML(nn.Linear(3, 3), loss=of_pairs)([(*flat, *flat)])
+    frozen = dense()
+    frozen[1].requires_grad_(False)
+    with pytest.raises(maml.UserError, match="label 9"):
+        maml.MAML(nn.Linear(3, 3))([(flat[0], y[0, :4], flat[0], torch.tensor([0, 1, 9, -100]))])
+    with pytest.raises(maml.UserError, match="head="):  # what is refused leaves the module alone
+        maml.ANIL(frozen)
+    assert not frozen[1].weight.requires_grad
 
 
 def test_tasks_may_be_of_several_forms() -> None:

@@ -54,8 +54,9 @@ class Policy(Learner):
         super().__init__(config)
         self.metric_names = ("return", self.also)
         # An episode calls the network hundreds of times; a call takes longer than its computation.
-        self._policy = Traced(self._chosen)
-        self._policies = Traced(self._chosen, each=True)
+        # Recorded operations are those of one mode of the network.
+        both = (False, True)
+        self._traced = {(each, mode): Traced(self._chosen, each) for each in both for mode in both}
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -108,7 +109,7 @@ class Policy(Learner):
         ``params`` are the network's, with a leading B if ``each`` task has its own.
         """
         dtype = next(iter(params.values())).dtype
-        policy = self._policies if each else self._policy
+        policy = self._traced[each, self.network.training]
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             return policy(params, observations.to(dtype), draws)

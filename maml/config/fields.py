@@ -269,7 +269,9 @@ def must_match(config: Config) -> tuple[str, ...]:
 def settings(config: Config) -> tuple[str, ...]:
     """Return the fields that a result of ``config`` depends on, including the seed."""
     choosing = CHOOSING if config.test_model == "best" else ()
-    return tuple(dict.fromkeys((*MUST_MATCH, *choosing, *OF_THE_RESULT)))
+    names = dict.fromkeys((*MUST_MATCH, *choosing, *OF_THE_RESULT))
+    # The number of iterations follows from --epochs.
+    return tuple(name for name in names if name != "iterations" or config.epochs is None)
 
 
 def from_values(values: dict[str, Any]) -> Config:

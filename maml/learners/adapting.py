@@ -61,7 +61,10 @@ def _named(which: str, network: nn.Module, names: list[str], why: str) -> list[s
         return [name for name in names if name in norm_parameters(network)]
     if which in ("@head", "@body"):
         prefix = head_prefix(network, f"{why}: the network")
-        found = [name for name in names if name.startswith(prefix) == (which == "@head")]
+        # A parameter is the head's if any of its names is.
+        tied: dict[str, str] = getattr(network, "tied", {})
+        of_head = {tied.get(name, name) for name in (*names, *tied) if name.startswith(prefix)}
+        found = [name for name in names if (name in of_head) == (which == "@head")]
     else:
         found = [name for name in names if fnmatch.fnmatchcase(own[name], which)]
         found = found or [name for name in names if fnmatch.fnmatchcase(name, which)]

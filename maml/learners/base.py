@@ -111,7 +111,9 @@ class Learner(nn.Module, ABC):
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
         allow_kernels(self.network, config.kernels != "torch")
-        self.to(getattr(torch, config.dtype))
+        # Leave alone buffers of another type than the parameters', as complex ones.
+        own, dtype = {p.dtype for p in self.parameters()}, getattr(torch, config.dtype)
+        self._apply(lambda tensor: tensor.to(dtype) if tensor.dtype in own else tensor)
 
     def outputs(self, config: Config) -> int:
         """Return how many outputs a classifier's network has."""
@@ -271,12 +273,12 @@ class Learner(nn.Module, ABC):
         """
         # The sizes are in the key, because losses may read other parameters for a larger set.
         leaves = [] if isinstance(tasks, list) else pytree.tree_leaves(tasks)
-        key = (phase, *meta_params, *(leaf.shape[1:] for leaf in leaves))
+        key = (phase, self.network.training, *meta_params, *(leaf.shape[1:] for leaf in leaves))
         if key not in self.checked:
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
-            with kept(), draws.of_task(draws.NONE), torch.enable_grad():
+            with draws.alone(), kept(), draws.of_task(draws.NONE), torch.enable_grad():
                 problem = self.training_problem(params, phase)
                 self.checked[key] = checked_way(
                     problem, tasks, self.config.meta_gradient, self.frozen

@@ -58,9 +58,11 @@ class CAVIA(MAML):
                 f"--network {config.network} does not say where a context goes: give its class "
                 'context_layer = "name of a batch norm or a linear layer"'
             )
-        self._bias = f"{layer}.bias"
-        self._scale = f"{layer}.weight"
-        where = dict(self.network.named_modules()).get(layer)
+        where = dict(self.network.named_modules(remove_duplicate=False)).get(layer)
+        # A layer in two places has its tensors under its first name.
+        layers = (name for name, module in self.network.named_modules() if module is where)
+        first = next(layers, layer)
+        self._bias, self._scale = f"{first}.bias", f"{first}.weight"
         scale, bias = (getattr(where, name, None) for name in ("weight", "bias"))
         self._films = not isinstance(where, nn.Linear)
         # A norm has a scale and a shift for each channel.
@@ -91,6 +93,9 @@ class CAVIA(MAML):
         if "context" not in params:
             return params
         by = params["modulation"] @ params["context"]
+        # The layer alone changes, not those that share its tensors.
+        tied: dict[str, str] = getattr(self.network, "tied", {})
+        params = params | {name: params[own] for name, own in tied.items()}
         if not self._films:
             return params | {self._bias: params[self._bias] + by}
         scale, shift = by.chunk(2)

@@ -64,7 +64,10 @@ class Embedding(Learner):
         headless = given is not None if head is None else not own_name(self.network, head)
         if not headless:
             or_else = ', or "" if its outputs are features'
+            still = {self.network.get_parameter(name) for name in self.frozen}
             self.network, self.n_features = without_head(self.network, config.network, or_else)
+            # A shared parameter may have another name without the output layer.
+            self.frozen = [n for n, p in self.network.named_parameters() if p in still]
 
     @abstractmethod
     def logits(self, params: Params, support: Tensor, one_hot: Tensor, query: Tensor) -> Tensor:

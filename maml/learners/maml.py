@@ -18,7 +18,7 @@ from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.adapting import adapting, tree
 from maml.learners.base import Learner
-from maml.learners.objectives import REGRESSION, Given
+from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
 from maml.params import Params, without_prefix
 
@@ -78,10 +78,10 @@ class MAML(Learner):
             raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
         if config.label_smoothing:
-            if self.objective is REGRESSION or not self._is_own("loss"):
+            if self.objective.loss is not F.cross_entropy or not self._is_own("loss"):
                 raise UserError(
                     f"--label-smoothing {config.label_smoothing}: needs the cross-entropy of "
-                    f"classes; --learner {config.learner} on --data {config.data} has another loss"
+                    "classes as the loss, and here is another one"
                 )
             self.criterion = functools.partial(
                 F.cross_entropy, label_smoothing=config.label_smoothing

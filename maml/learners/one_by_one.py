@@ -4,9 +4,7 @@ This serves where ``torch.func.vmap`` cannot batch tasks, or where one task is e
 core (``--batching``). A network's random draws have the address of the task.
 """
 
-import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -32,8 +30,6 @@ Below, the overhead of an operation counts, and ``torch.func.vmap`` pays it once
 Above, one task fills a core, and the results of all tasks together do not fit in cache. Two cores
 break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
 """
-_ALONE = threading.RLock()
-"""All threads share the global generators, so only one call at a time draws from them."""
 
 
 def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
@@ -65,7 +61,7 @@ def outer_gradient(
     learner.checked_way(meta_params, tasks, phase)
     sums: Params = {}
     found = []
-    with _ALONE if learner.draws else contextlib.nullcontext(), kept():
+    with draws.alone(), kept():
         before = draws.state()
         for of_task in each(learner, one, tasks, where):
             own = of_task.gradients
@@ -73,7 +69,7 @@ def outer_gradient(
             found.append(of_task)
         drawn = draws.state() != before
     if not learner.draws and drawn:
-        # The network may have drawn (or another thread has), so compute again with addresses.
+        # The network may have drawn, so compute again with addresses.
         learner.draws = True
         return outer_gradient(learner, meta_params, tasks, where, phase, call)
     losses = torch.cat([of.losses for of in found])
@@ -111,13 +107,13 @@ def each(
         yield from spread(learner, one, placed, copying=alone_with(learner.network))
         return
     # A checkpointed block draws once more in the backward pass, so the lock covers both passes.
-    with _ALONE, kept():
+    with draws.alone(), kept():
         yield from spread(learner, one, placed, alone=True)
 
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
     """Return whether an operation on one task is enough work for a core."""
-    with kept(), draws.of_task(draws.NONE), _Work() as work:
+    with draws.alone(), kept(), draws.of_task(draws.NONE), _Work() as work:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
     return work.flops >= HEAVY * max(work.operations, 1)

@@ -30,16 +30,22 @@ NOT_HERE = (
 def learner_around(
     kind: type, module: nn.Module, loss: Loss, head: str | None, flags: dict[str, Any]
 ) -> Learner:
-    """Return the program's learner that has the name of the class ``kind``, or of a base class."""
+    """Return the program's learner that the class ``kind`` stands for."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is {module!r}; give a torch.nn.Module")
     if not callable(loss):
         raise UserError(f"loss is a {type(loss).__name__}; give a function of (outputs, targets)")
+    needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
-    except UserError as error:
+    except Exception as error:
+        # The learner shares the module's tensors, and had begun to change what is frozen.
+        for parameter, needs in needed.items():
+            parameter.requires_grad_(needs)
+        if not isinstance(error, UserError):
+            raise
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
@@ -49,11 +55,16 @@ def learner_around(
     return learner
 
 
+def as_function(loss: Loss) -> Loss:
+    """Return a module as a function, so that the learner neither holds, casts nor copies it."""
+    return loss if not isinstance(loss, nn.Module) else lambda outputs, y: loss(outputs, y)
+
+
 def _facts(kind: type) -> registry.LearnerFacts:
-    """Return the facts of the program's learner with the name of ``kind`` or of a base class."""
+    """Return the facts of the learner that ``kind``, or its base in the family, names."""
     for base in kind.__mro__:
-        name = base.__name__.lower().replace("metacurvature", "metacurv")
-        if name in registry.known("learner"):
+        if base.__module__ == "maml.library.family":
+            name = base.__name__.lower().replace("metacurvature", "metacurv")
             return registry.learner(name)
     raise UserError(f"{kind.__name__} is no learner: derive it from maml.MAML or another")
 

@@ -12,7 +12,7 @@ from maml.execution.compiled import DRAWS, Compiled, inductor
 from maml.learners import Learner
 
 _PLAIN = (bool, int, float, complex, str, type(None))
-_DEPTH = 4
+_DEPTH = 5
 """Levels of a loss that we search: ``method.__self__.schedule.temperature`` is at the third."""
 
 

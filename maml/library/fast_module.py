@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from datasets.tasks import Task
 from maml.errors import UserError
@@ -43,7 +44,7 @@ class FastModule(nn.Module):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
         (learner,) = self._learner
         with switched(learner.network, training=self.training):
-            if type(learner).answers is not Learner.answers:
+            if not learner._is_own("answers"):
                 # `answers` does not read the queries' targets, so empty targets are enough.
                 task = self._support._replace(query_x=x, query_y=self._support.support_y[:0])
                 return learner.answers(self.params, task)[batch_statistics == "support"]
@@ -86,7 +87,8 @@ def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) ->
     """Adapt to a support set ``[E, …]``. The result is differentiable if gradients are enabled."""
     if torch.is_grad_enabled():
         problem = learner.problem(meta_params, steps)
-        found = unrolled.adapt(problem, support, unrolled.by_autograd)
+        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+            found = unrolled.adapt(problem, support, unrolled.by_autograd)
     else:
         problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
         found = {name: tensor[0] for name, tensor in at.items()}

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from datasets.tasks import Task
 from maml.library.alone import alone
 from maml.metagradient import differentiate
-from maml.metagradient.batching import batching_of
-from maml.metagradient.by_task import Batching, Way
+from maml.metagradient.batching import DRAWN, batching_of
+from maml.metagradient.by_task import Batching, Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -56,21 +56,29 @@ def meta_gradient(
     """
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
-    if batching == "auto":
-        batching = _batching_of(state, meta_params, tasks, way)
-    return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
-
-
-def _batching_of(
-    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
-) -> Batching:
+    if batching != "auto":
+        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
     leaves, spec = pytree.tree_flatten(tasks)
     kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
     key = (_identity(state), kinds, str(spec), way)
+    found = _batching_of(key, state, meta_params, tasks, way)
+    try:
+        return differentiate.meta_gradient(state, meta_params, tasks, way, found)
+    except RuntimeError as error:
+        if found == "tasks" or DRAWN not in str(error):
+            raise
+        # The losses draw only now, for example because a dropout rate was zero before.
+        del _KNOWN[key]
+    return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
+
+
+def _batching_of(
+    key: Any, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
+) -> Batching:
     if key in _KNOWN:
         _KNOWN.move_to_end(key)
         return _KNOWN[key]
-    if len(leaves[0]) < 2:
+    if n_tasks_of(tasks) < 2:
         return "tasks"  # one task cannot show a difference
     some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
     _KNOWN[key] = batching_of(state, meta_params, some, way).batching

@@ -5,7 +5,7 @@ Bad input raises a one-line `UserError`. Shape legend: n examples, E examples of
 
 import contextlib
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -273,19 +273,3 @@ def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
         )
     # We do not take a single output as classes: it may be a logit or a count.
     return classes if shape == list(y.shape) and (classes > 1 or default) else 0
-
-
-def check_labels(
-    what: str, y: Tensor, classes: int, loss: Callable[[Tensor, Tensor], Tensor]
-) -> None:
-    """Refuse labels that are outside the classes, unless the loss accepts them, to ignore them."""
-    strange = y[(y < 0) | (y >= classes)][:1]
-    if not len(strange):
-        return
-    with contextlib.suppress(Exception):  # the loss may ignore this label
-        loss(torch.zeros(1, classes), strange.cpu())
-        return
-    raise UserError(
-        f"{what} has the label {int(strange)}; the module tells {classes} classes apart, with "
-        f"labels from 0 to {classes - 1}"
-    )

@@ -21,12 +21,12 @@ from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy_of_parts
 from maml.library import distribution
 from maml.library.alone import alone
-from maml.library.around import Loss, learner_around
+from maml.library.around import Loss, as_function, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.inputs import GivenTasks, as_tasks, check_labels, classes_of, ways_of, whole
+from maml.library.inputs import GivenTasks, as_tasks, classes_of, ways_of, whole
 from maml.metagradient import draws
-from maml.metagradient.batching import Found, batching_of
+from maml.metagradient.batching import DRAWN, Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
@@ -96,7 +96,7 @@ class MetaLearner(nn.Module):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        own = F.cross_entropy if loss is None else loss
+        own = F.cross_entropy if loss is None else as_function(loss)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling, self._of_classes = Compiling() if compile else None, loss is None
@@ -125,7 +125,8 @@ class MetaLearner(nn.Module):
         # One entry for each mode, because dropout draws only in training mode.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
-        self._told_apart: dict[int, int] = {}
+        self._told_apart: dict[tuple[int, int], int] = {}
+        self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` uses a copy with "vmap"
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
@@ -192,7 +193,7 @@ class MetaLearner(nn.Module):
                 return call(gradient, params, _joined(tasks))
             return gradient(params, _joined(tasks))
         except RuntimeError as error:
-            if "in randomness error mode" not in str(error):
+            if DRAWN not in str(error):
                 raise
             # The network draws only now, for example because its dropout rate was zero before.
             self._found[self.training] = found._replace(draws=True, batching="tasks")
@@ -229,8 +230,8 @@ class MetaLearner(nn.Module):
             )
         classes = 0 if y.is_floating_point() else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
-            for part in ("support_y", "query_y"):
-                check_labels(f"task {i}: {part}", getattr(task, part), classes, self.learner.loss)
+            for part, (of_x, of_y) in (("support", task[:2]), ("query", task[2:])):
+                self._check_labels(f"task {i}: {part}_y", of_x[0], of_y[0])
         parts = y.dim() - 1
         if self._loss is None or (classes and not parts):
             return self.learner  # its own metrics fit
@@ -241,18 +242,38 @@ class MetaLearner(nn.Module):
             )
             learner.objective = learner.objective._replace(metrics=of_parts)
         else:
-            learner.objective, learner.metric_names = REGRESSION._replace(loss=self._loss), ()
+            learner.objective = REGRESSION._replace(loss=learner.objective.loss)
+            learner.metric_names = ()
         return learner
 
     def _classes(self, x: Tensor, y: Tensor) -> int:
         """Return the number of classes in outputs for ``x [E, …]``; 0: ``y`` are not classes."""
-        if y.dim() not in self._told_apart:
-            learner = self.learner
-            with torch.no_grad(), kept(), switched(learner.network, training=False):
-                params = unadapted(learner, learner.meta_parameters()).params
-                outputs, _ = learner.call_network(params, x)
-            self._told_apart[y.dim()] = classes_of(outputs, y, self._of_classes)
-        return self._told_apart[y.dim()]
+        key = y.dim(), len(y)
+        if key not in self._told_apart:
+            self._told_apart[key] = classes_of(self._outputs(x), y, self._of_classes)
+        return self._told_apart[key]
+
+    def _check_labels(self, what: str, x: Tensor, y: Tensor) -> None:
+        """Refuse labels outside the classes, unless the loss accepts the set, to ignore them."""
+        classes = self._classes(x, y) if len(y) else 0
+        strange = tuple(y[(y < 0) | (y >= classes)].unique().tolist())
+        if not strange or strange in self._accepted:
+            return
+        try:
+            self.learner.loss(self._outputs(x), y)
+        except Exception as error:
+            raise UserError(
+                f"{what} has the label {strange[-1]}; the module tells {classes} classes apart, "
+                f"with labels from 0 to {classes - 1}"
+            ) from error
+        self._accepted.add(strange)
+
+    def _outputs(self, x: Tensor) -> Any:
+        """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
+        learner = self.learner
+        with torch.no_grad(), kept(), switched(learner.network, training=False):
+            params = unadapted(learner, learner.meta_parameters()).params
+            return learner.call_network(params, x)[0]
 
     def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
         """Return how to compute tasks. The first calls in each mode determine this."""

@@ -60,6 +60,8 @@ class Tasks(Dataset[Task]):
         return self._of([inputs.whole(id, "id") for id in ids])
 
     def _of(self, ids: list[int]) -> Task:
+        if ids and max(ids) >= 2**63:
+            raise UserError(f"id {max(ids)}: give a number below 2**63")
         return self.episodes.tasks(torch.tensor(ids, dtype=torch.int64))
 
 

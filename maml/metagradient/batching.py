@@ -22,6 +22,8 @@ from maml.seeds import kept
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Two results for a gradient agree if they differ by at most this share of its norm."""
+DRAWN = "in randomness error mode"
+"""A part of the message of torch's RuntimeError when a batched loss draws a random number."""
 
 
 class NotRepeatedError(ValueError):

@@ -48,7 +48,7 @@ class OuterGradient(NamedTuple):
 
 def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     """Return the adapted parameters of B tasks after the inner loop, ``{name: [B, …]}``."""
-    derivatives = native(problem)
+    derivatives = native(problem, tasks)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
         still = {n: t.detach() for n, t in problem.start.items() if n in derivatives.absent}
@@ -105,7 +105,7 @@ def differentiate(
         # Not measured here: in MixFlow-MG (arXiv:2505.00793), mixed beats reverse mode on a GPU.
         way = "mixed"
     if not problem.is_part and (way != "reverse" or problem.implicit is not None):
-        derivatives = native(problem, heads=way == "mixed")
+        derivatives = native(problem, tasks, heads=way == "mixed")
         if derivatives is not None:
             return _step_by_step(problem, tasks, derivatives)
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative

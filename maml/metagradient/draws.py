@@ -9,11 +9,13 @@ import contextlib
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from datasets.addresses import GENERATORS
 from maml.seeds import begin, seed_of
 
 
@@ -45,6 +47,14 @@ def of_task(address: Address) -> Iterator[None]:
         yield
     finally:
         HERE.address = before
+
+
+def alone() -> AbstractContextManager[object]:
+    """Return a re-entrant context in which no other thread draws, or makes a task that draws.
+
+    A thread that computes a task does not wait: the thread that shares out the tasks waits for it.
+    """
+    return GENERATORS if HERE.address is None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

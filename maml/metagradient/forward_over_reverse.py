@@ -19,6 +19,7 @@ import torch
 
 from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient.by_task import each_task, n_tasks_of
+from maml.metagradient.function import grad
 from maml.metagradient.problem import End, Outer, Problem, Tensors
 from maml.metagradient.rules import Moment, Rule, make_rule
 from maml.params import Params, sum_rows
@@ -51,13 +52,8 @@ class _Transformed:
         """Pull ``scale`` times v back to the gradients, and to the tensors (summed over tasks)."""
         names = tuple(self._before)
         inputs = [*self._before.values(), *self._tensors.values()]
-        found = torch.autograd.grad(
-            [self._after[name] for name in names],
-            inputs,
-            [scale * v[name] for name in names],
-            allow_unused=True,
-            materialize_grads=True,
-        )
+        outputs = [self._after[name] for name in names]
+        found = grad(outputs, inputs, [scale * v[name] for name in names])
         of_tensors = dict(zip(self._tensors, found[len(names) :], strict=True))
         return dict(zip(names, found, strict=False)), of_tensors
 

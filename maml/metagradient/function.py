@@ -40,7 +40,7 @@ class FunctionDerivatives(Derivatives):
         leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
         losses, outputs = self._call(part, leaves, tasks, step)
         total = losses if self.alone else losses.sum()
-        found = _grad([total], [leaves[name] for name in names], create_graph=again)
+        found = grad([total], [leaves[name] for name in names], create_graph=again)
         gradients = {name: self._batch(g) for name, g in zip(names, found, strict=True)}
         # Gradient edges keep the graph alive, but not the numbers of the gradients.
         edge = torch.autograd.graph.get_gradient_edge
@@ -67,12 +67,12 @@ class FunctionDerivatives(Derivatives):
         """See `Derivatives.hessian_vector`."""
         leaves, names, gradients = point
         along = [vector[name][0] if self.alone else vector[name] for name in names]
-        found = _grad(gradients, [*leaves.values()], along, retain_graph=again)
+        found = grad(gradients, [*leaves.values()], along, retain_graph=again)
         products = dict(zip(leaves, map(self._batch, found), strict=True))
         return {name: sum_rows(p) for name, p in products.items()} if total else products
 
 
-def _grad(
+def grad(
     outputs: Sequence[Any],
     inputs: list[Tensor],
     along: Sequence[Tensor | None] | None = None,

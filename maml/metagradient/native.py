@@ -27,11 +27,15 @@ from maml.params import Params
 
 ALL = "all weights"
 """The only tensor of these coordinates: ``[B, P]``, each task's kernel weights end to end."""
+IGNORED = -100
+"""The label that `F.cross_entropy` ignores (its ``ignore_index``); the kernels know no such."""
 
 
-def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None:
+def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDerivatives | None:
     """Return the compiled derivatives of a problem's losses, or None for losses of another kind.
 
+    Return None, too, for images of another size, for targets ``[B, E]`` that are not int64, and if
+    a label is the one that cross-entropy ignores.
     ``heads``: also where only the output layer moves, although its features could be cached.
     """
     query = problem.query
@@ -61,6 +65,10 @@ def native(problem: Problem, *, heads: bool = False) -> NativeDerivatives | None
     some = next(iter(params.values()))
     if some.device.type != "cpu" or some.dtype != network.head.weight.dtype:
         return None
+    for x, y in (part_of(tasks, part) for part in ("support", "query")):
+        fits = x.shape[2:] == network.image_shape and y.dtype == torch.int64 and y.dim() == 2
+        if not fits or (y == IGNORED).any():
+            return None
     return NativeDerivatives(network, batches)
 
 

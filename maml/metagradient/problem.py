@@ -117,7 +117,7 @@ class Problem:
         transform: Changes the gradients before the optimizer uses them; None: no change.
         step_params: For each step, parameters of only that step, ``{name: […]}``. All steps have
             the same names. They do not adapt. The query loss after a step reads that step's.
-        query_weights: w_t of the query loss after each step. None: only the last step counts.
+        query_weights: w_t of the query loss after each step. None or empty: only the last counts.
         proximal: λ of the pull towards ``start``.
         pull: "each-step", or "end": after all other steps, one step of gradient descent on only
             λ/2 ‖φ − start‖². "end" needs ``implicit``, where it does not matter how φ was found.
@@ -178,8 +178,6 @@ class Problem:
             stated = getattr(self, name)
             if stated and len(stated) != self.steps:
                 raise ValueError(f"{name}: {len(stated)} of them for {self.steps} steps")
-        if self.query_weights is not None and not self.steps:
-            raise ValueError("query_weights: without a step there is no query loss after one")
         if self.rates and any(rates.keys() != self.start.keys() for rates in self.rates):
             raise ValueError("rates: each step's must have the names of start")
         groups = [self.start, self.fixed, *self.step_params[:1]]
@@ -231,7 +229,7 @@ class Problem:
 
     def query_weight(self, step: int) -> float:
         """Return w of the query loss after ``step``."""
-        if self.query_weights is None:
+        if not self.query_weights:
             return float(step == self.last_step)
         return float(self.query_weights[step])
 

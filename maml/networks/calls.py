@@ -39,9 +39,14 @@ def apply(
     """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``."""
     with alone_with(network):
         # Copies, so that the network's writes into its buffers are gone after the call.
-        buffers = {
-            name: buffer.clone() for name, buffer in network.named_buffers() if name not in params
-        }
+        # Modules may share one buffer; a module in two places has its buffers under one name.
+        buffers: dict[str, Tensor] = {}
+        clones: dict[int, Tensor] = {}
+        for path, module in network.named_modules():
+            for attribute, buffer in module._buffers.items():
+                name = f"{path}.{attribute}" if path else attribute
+                if buffer is not None and name not in params:
+                    buffers[name] = clones.setdefault(id(buffer), buffer.clone())
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}
         tensors = {**buffers, **params}

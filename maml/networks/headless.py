@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.networks.calls import alone_with
-from maml.networks.ordinary import own_name, tensors
+from maml.networks.ordinary import own_name, tensors, untie
 
 T = TypeVar("T")
 
@@ -41,13 +41,17 @@ def in_short(given: Iterable[str]) -> str:
 def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple[Tensor, T]:
     """Return the output layer's input in ``call()``, ``[E, F]``, and the result of ``call()``."""
     layer = head_prefix(network, f"the network {name}").rstrip(".")
+    head = _head(network, layer)
+    if head is None:
+        its = own_name(network, layer)
+        raise UserError(f"the network {name}: its output layer {its} is no layer of it")
     seen: list[Tensor] = []
 
     def look(_: nn.Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
         seen.append((*given, *named.values())[0].flatten(1))
 
     with alone_with(network):
-        hook = network.get_submodule(layer).register_forward_pre_hook(look, with_kwargs=True)
+        hook = head.register_forward_pre_hook(look, with_kwargs=True)
         try:
             result = call()
         finally:
@@ -64,13 +68,23 @@ def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple
 def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.Module, int]:
     """Return ``network`` with features in place of outputs, and how many features there are.
 
-    Its output layer, which must be linear, becomes the identity, in place.
+    Its output layer, which must be linear, becomes the identity, in place. Parameters that this
+    layer shares with others stay parameters of the others.
     """
     layer = head_prefix(network, f"--network {name}", or_else).rstrip(".")
-    # None if the prefix names parameters, but no layer.
-    head = dict(network.named_modules(remove_duplicate=False)).get(layer)
+    head = _head(network, layer)
     if not isinstance(head, nn.Linear):
         its = own_name(network, layer)
         raise UserError(f"--network {name}: its output layer {its} is not linear")
+    parameters = dict(network.named_parameters())
+    for other, first in getattr(network, "tied", {}).items():
+        path, _, attribute = other.rpartition(".")
+        setattr(network.get_submodule(path), attribute, parameters[first])
     network.set_submodule(layer, nn.Identity())
+    network.tied = untie(network)  # type: ignore[assignment]
     return network, head.in_features
+
+
+def _head(network: nn.Module, layer: str) -> nn.Module | None:
+    """Return the output layer; None if the prefix names parameters, but no layer."""
+    return dict(network.named_modules(remove_duplicate=False)).get(layer)

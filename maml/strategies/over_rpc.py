@@ -151,9 +151,13 @@ class OverRpc(Strategy):
     def survives(self, rank: int, line: str) -> bool:
         """Give up a lost rank; return whether the run goes on. A thread of `Liveness` calls it."""
         self.gone.add(rank)
-        if len(self.gone) > self.spared:
+        if sum(map(self.counts, tuple(self.gone))) > self.spared:
             return False
         print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
+        return True
+
+    def counts(self, rank: int) -> bool:
+        """Return whether a lost rank counts as one of those that can be spared."""
         return True
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from maml.config import Config
+from maml.config import Config, registry
 from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
@@ -50,10 +50,9 @@ def read(asked: str, metric: str | None) -> Arm:
     points: dict[Path, dict[str, Any]] = {}
     if (path / "journal.log").is_file():
         # Imported here, because most comparisons involve no sweep and need no Optuna.
-        from maml.studies.sweeping import file, sweep
+        from maml.studies.sweeping import sweep
 
-        study = sweep.Sweep(path, file.read(path / "sweep.yaml"))
-        points = {trial.run_dir: trial.record.params for trial in study.trials()}
+        points = sweep.points_in(path)
     found = reading.find([path])
     runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
@@ -104,6 +103,11 @@ def other_tasks(a: Run, b: Run) -> str:
         of_a, of_b = getattr(a.config, name), getattr(b.config, name)
         if of_a != of_b:
             return f"{name} is {of_a} for the first and {of_b} for the second"
+    # A user's own learner is not imported, so its kind of tasks is not known.
+    known, learners = registry.known("learner"), (a.config.learner, b.config.learner)
+    kinds = [known[name].tasks for name in learners if name in known]
+    if len(set(kinds)) > 1:
+        return f"they are {kinds[0]} for the first and {kinds[1]} for the second"
     # A digest of a user's own images, which stays the same if their folder only moves.
     images = [run.result.get("test_images") for run in (a, b)]
     return "" if images[0] == images[1] else "their images differ"
@@ -113,6 +117,11 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
     """Return both arms' scores ``[S, T]``, for the seeds and tasks that both arms share."""
     if other := other_tasks(a.first, b.first):
         raise UserError(f"{a.name} and {b.name} were not tested on the same tasks: {other}")
+    if a.metric != b.metric:
+        raise UserError(
+            f"{a.name} is scored by {a.metric} and {b.name} by {b.metric}: give --metric, a column "
+            "that both have"
+        )
     seeds = sorted(a.scores.keys() & b.scores.keys())
     if not seeds:
         raise UserError(

@@ -149,7 +149,8 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     # If the run has no preset, the command reads the config.yaml that the record keeps.
     flags, preset = "--config config.yaml", PRESETS.get(config.preset)
     if preset is not None:
-        here = {*OF_A_HOST, *PLACES}
+        # The number of iterations follows from --epochs.
+        here = {*OF_A_HOST, *PLACES, *(("iterations",) if config.epochs is not None else ())}
         values = {name: getattr(config, name) for name in FLAGS if name not in here}
         other = {name: v for name, v in values.items() if v != getattr(preset, name)}
         flags = f"{config.preset} {spelled(other)}".rstrip()

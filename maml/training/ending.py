@@ -67,9 +67,11 @@ class Ending:
         """Print that the run was stopped, and where its checkpoint is; return the exit code."""
         assert by is not None
         self._run.status("stopped")
+        # The same --resume would refuse this run directory, or go back to an earlier iteration.
+        auto = "" if self._run.config.resume == "auto" else " --resume auto"
         self._run.say(
             f"stopped by {by} after iteration {self._run.iteration}; checkpoint "
-            f"{self._run.last}; the same command with --run-dir {self._run.dir} continues"
+            f"{self._run.last}; the same command with --run-dir {self._run.dir}{auto} continues"
         )
         return exit_code(by)
 

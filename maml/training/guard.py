@@ -79,7 +79,11 @@ class Guard:
                 "iteration": number, "reason": reason, "action": action, "tasks": tasks.tolist(),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }  # fmt: skip
-            files.append_line(rows_of(run.dir), json.dumps(row))
+            # A full disk may have cut the last row short. Then begin a new line.
+            path = rows_of(run.dir)
+            before = path.read_bytes() if path.is_file() else b""
+            mend = "\n" if before and not before.endswith(b"\n") else ""
+            files.append_line(path, mend + json.dumps(row))
             path = _model_of(run.dir, number)
             if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
                 checkpoint.save(path, run.content() | {"optimizer": {}})
@@ -103,7 +107,7 @@ class Guard:
         verdict = None
         if self._is_far() and self._beginning is not None:
             verdict = {"loss": self._loss, "beginning": self._beginning}
-        rows = files.read_rows(rows_of(self._run.dir))
+        rows = files.read_rows(rows_of(self._run.dir), mended=True)
         skipped = {row["iteration"] for row in rows if row.get("action") == "skip"}
         skipped &= set(range(self._run.iteration + 1))
         return {"diverged": verdict, "skipped": len(skipped)}
@@ -137,7 +141,7 @@ def read_refused(
     run_dir: Path, iteration: int | None
 ) -> tuple[dict[str, Any], Tensor, dict[str, Any]]:
     """Return a refused step's row, tasks ``[B]`` and checkpoint; by default the last kept one's."""
-    rows = {row["iteration"]: row for row in files.read_rows(rows_of(run_dir))}
+    rows = {row["iteration"]: row for row in files.read_rows(rows_of(run_dir), mended=True)}
     kept = [number for number in rows if _model_of(run_dir, number).exists()]
     if not kept:
         raise UserError(f"{rows_of(run_dir)}: no step of this run was refused: nothing to replay")

@@ -5,6 +5,7 @@ its ``state_dict``, which the network's author chose. A prefix may stand before 
 network was part of a larger module.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from datasets.folder import own_name
 from datasets.words import counted
-from maml.config.fields import MUST_MATCH, Config, flag, must_match
+from maml.config.fields import MUST_MATCH, Config, flag, must_match, user_path
 from maml.config.presets import spelled
 from maml.errors import UserError
 from maml.evaluation import best
@@ -37,7 +38,7 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
     is_begun = checkpoint.is_begun(run_dir)
     if config.resume == "auto":
         return _newest(run_dir, config, params) if is_begun else None
-    path, anew = Path(config.resume), config.resume == "never"
+    path, anew = user_path("resume", config.resume), config.resume == "never"
     if not anew and not path.is_file():
         raise UserError(f"--resume {path}: no such file (auto, never or a checkpoint)")
     if is_begun and (anew or run_dir.resolve() not in path.resolve().parents):
@@ -47,14 +48,21 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
     return None if anew else _checked(path, config, params)
 
 
-def bring_history(run_dir: Path, config: Config) -> None:
-    """Copy the metrics.jsonl that belongs to ``--resume``'s checkpoint, if the run has no rows."""
+def bring_history(run_dir: Path, config: Config, iteration: int) -> None:
+    """Copy the rows that belong to ``--resume``'s checkpoint, if the run has no metrics.jsonl.
+
+    Of nonfinite.jsonl, copy the rows up to ``iteration``; later steps may be taken here.
+    """
     rows = run_dir / "metrics.jsonl"
     if config.resume in ("auto", "never") or rows.exists():
         return
-    for folder in list(Path(config.resume).absolute().parents)[:2]:
+    for folder in list(user_path("resume", config.resume).absolute().parents)[:2]:
         if (folder / rows.name).is_file():
             read_rows(folder / rows.name)
+            refused = read_rows(folder / "nonfinite.jsonl", mended=True)
+            lines = [f"{json.dumps(row)}\n" for row in refused if row["iteration"] <= iteration]
+            if lines:
+                write_text(run_dir / "nonfinite.jsonl", "".join(lines))
             write_text(rows, (folder / rows.name).read_text(encoding="utf-8"))
             return
 

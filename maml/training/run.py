@@ -92,7 +92,7 @@ class Run:
             processes=self.strategy.world.size, threads=torch.get_num_threads(),
         )  # fmt: skip
         if start is not None:
-            bring_history(self.dir, self.config)
+            bring_history(self.dir, self.config, self.iteration)
             # A run that continues from another directory has no own checkpoints yet.
             if checkpoint.is_begun(self.dir):
                 checkpoint.save_in(self.dir, start)

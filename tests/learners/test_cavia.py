@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import maml
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.metagradient.problem import Problem
@@ -125,3 +126,18 @@ def test_a_network_of_ones_own_says_where_it_goes() -> None:
         make_worker(network=f"{__name__}:Nowhere")
     with pytest.raises(UserError, match="--network lenet does not say where a context goes"):
         make_worker(network="lenet")
+
+
+@pytest.mark.parametrize("layer", ["0", "2", "3"])
+def test_a_layer_may_share_its_bias_and_have_two_names(layer: str) -> None:
+    """The context changes this layer alone."""
+    losses = []
+    for tied in (True, False):
+        torch.manual_seed(0)
+        one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+        other.bias = one.bias if tied else nn.Parameter(one.bias.detach().clone())
+        network = nn.Sequential(one, nn.Tanh(), other, other)
+        network.context_layer = layer  # type: ignore[assignment]
+        x, y = torch.randn(6, 4), torch.arange(6) % 4
+        losses.append(maml.CAVIA(network, inner_lr=1.0, context=4)([(x, y, x, y)]))
+    assert losses[0] == losses[1]

@@ -264,3 +264,7 @@ def test_a_network_s_mode_tells_problems_apart() -> None:
     assert torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
     network.train()
     assert not torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
+    network[1] = nn.Dropout(0.0)
+    assert torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)
+    network[1].p = 0.5  # known as batched until it draws
+    assert not torch.equal(maml.meta_gradient(stating(network, 1), params, tasks).losses, tested)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datasets.tasks import Task
+from maml.learners.maml import MAML
 from maml.metagradient.problem import Problem
 from maml.metagradient.rules import OPTIMIZERS
 from maml.metagradient.unrolled import adapt, outer_loss
@@ -115,6 +116,17 @@ def test_every_inner_optimizer_equals_torch() -> None:
             ((w - target) ** 3).abs().sum().backward()
             optimizer.step()
         torch.testing.assert_close(adapted, w.detach(), rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_a_loss_that_draws_only_later_is_computed_task_by_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = [make_worker("maml-sinusoid-10shot", batching=way) for way in ("vmap", "tasks")]
+    monkeypatch.setattr(
+        MAML, "modulated", lambda _, params: {n: F.dropout(p) for n, p in params.items()}
+    )
+    shares = [w.share(w.learner.meta_parameters(), IDS, w.learner) for w in workers]
+    assert torch.equal(shares[0].totals, shares[1].totals)
 
 
 def test_any_ids_are_summed_as_they_stand() -> None:

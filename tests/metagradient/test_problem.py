@@ -177,7 +177,7 @@ def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean:
         dataclasses.replace(whole, rates=None),
         whole,
     ):
-        assert native(changed) is not None
+        assert native(changed, tasks) is not None
         assert_same(differentiate(changed, tasks), by_torch(changed, tasks, problem.query.network))  # type: ignore[attr-defined]
 
 
@@ -185,7 +185,7 @@ def test_kernels_find_the_same_of_all_that_a_problem_can_state(pool: bool, mean:
 def test_kernels_are_chosen_by_the_loss() -> None:
     """Only the plain cross-entropy is compiled with its head; other losses only with the blocks."""
     problem, tasks = convnet_problem(False, True, steps=2)
-    assert native(problem) is not None
+    assert native(problem, tasks) is not None
     support, network = problem.support, problem.support.network  # type: ignore[attr-defined]
 
     def doubled(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
@@ -203,7 +203,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         dataclasses.replace(problem, start=problem.start | {"stray": torch.zeros(2).double()}),
     ]
     for other in others:
-        assert native(other) is None
+        assert native(other, tasks) is None
     for other in others[:4]:
         found = differentiate(other, tasks, "mixed")
         assert_same(found, by_torch(other, tasks, network))
@@ -212,9 +212,13 @@ def test_kernels_are_chosen_by_the_loss() -> None:
             for name, gradient in differentiate(problem, tasks).gradients.start.items()
         ]
         assert max(apart) > 1e-3
+    for part in ("support_y", "query_y"):  # cross-entropy ignores this label
+        ignored = tasks._replace(**{part: getattr(tasks, part).clone()})
+        getattr(ignored, part)[1, 2] = -100
+        assert_same(differentiate(problem, ignored), by_torch(problem, ignored, network))
     # `test_stack.py` tests this for blocks; here the head is compiled, too.
     network.head = torch.nn.Linear(16, 3, bias=False)
-    assert native(problem) is None
+    assert native(problem, tasks) is None
 
 
 @pytest.mark.parametrize(
@@ -224,7 +228,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"order": "third"}, "order"),
         ({"steps": -1}, "steps -1"),
         ({"steps": 2, "query_weights": [1.0]}, "query_weights: 1 of them for 2 steps"),
-        ({"steps": 0, "query_weights": []}, "query_weights"),
+        ({"steps": 0, "query_weights": [1.0]}, "query_weights: 1 of them for 0 steps"),
         ({"steps": 1, "rates": [{"b": torch.ones(())}]}, "rates"),
         ({"lr": torch.tensor(0.1)}, "lr, proximal and query_weights are plain"),
         ({"query_weights": [torch.tensor(1.0)]}, "lr, proximal and query_weights are plain"),
@@ -253,7 +257,8 @@ def test_without_a_step_a_transform_has_no_gradient(way: Any) -> None:
         scaled = Transform(
             lambda gradients, own: {"w": own["t"] * gradients["w"]}, {"t": meta_params["t"]}
         )
-        return Problem({"w": meta_params["w"]}, loss, loss, steps=0, transform=scaled)
+        start = {"w": meta_params["w"]}
+        return Problem(start, loss, loss, steps=0, transform=scaled, query_weights=[])
 
     x = randn(2, 3, seed=1)
     found = meta_gradient(state, {"w": randn(3, seed=2), "t": randn(3, seed=3)}, x, way)

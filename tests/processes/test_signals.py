@@ -32,7 +32,7 @@ def check_stopped(run_dir: Path, name: str, stdout: str, stderr: str) -> int:
     (said,) = re.findall(r"stopped by .*", stdout)
     assert said.startswith(f"stopped by {name} after iteration {reached}; ")
     assert str(last_checkpoint(run_dir)) in said
-    assert f"--run-dir {run_dir} continues" in said
+    assert re.search(f"--run-dir {run_dir}( --resume auto)? continues", said)
     assert "Traceback" not in stderr
     assert "error: " not in stderr
     assert not (run_dir / "result.json").exists()
@@ -45,7 +45,8 @@ ENDS = {"SIGINT": 130, "SIGQUIT": 131}
 def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGINT ends with 130, SIGQUIT with 131; the same command continues."""
     configs = {name: with_values(ENDLESS, run_dir=str(tmp_path / name)) for name in ENDS}
-    runs = {name: start([*TRAIN, *as_flags(config)]) for name, config in configs.items()}
+    anew = {"SIGINT": [], "SIGQUIT": ["--resume", "never"]}
+    runs = {name: start([*TRAIN, *as_flags(configs[name]), *anew[name]]) for name in ENDS}
     for name, launched in runs.items():
         wait_for_iteration(launched, tmp_path / name, 5, limit=90)
         launched.process.send_signal(signal.Signals[name])
@@ -53,6 +54,7 @@ def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     for name, launched in runs.items():
         done = launched.wait(60, expect=ENDS[name])
         reached[name] = check_stopped(tmp_path / name, name, done.stdout, done.stderr)
+        assert ("--resume auto continues" in done.stdout) == bool(anew[name])
     for name, iteration in reached.items():
         assert Trainer(with_values(configs[name], iterations=iteration + 2)).run() == 0
         assert f"iterations {iteration} to {iteration + 2}" in capsys.readouterr().out

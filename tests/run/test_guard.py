@@ -72,9 +72,14 @@ def test_a_step_that_is_not_finite_stops_the_run(
 
 def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
     before = train(POISONED, tmp_path, iterations=2)
+    rows_of(tmp_path).write_text('{"iteration": 3, "rea')  # cut short by a full disk
     after = train(POISONED, tmp_path, iterations=3, on_nonfinite="skip")
     assert same(before["model"], after["model"]) and same(before["optimizer"], after["optimizer"])
-    assert after["iteration"] == 3
+    assert after["iteration"] == 3 and result(tmp_path)["skipped"] == 1
+    # The skipped step also counts in a run that goes on elsewhere.
+    elsewhere = {"on_nonfinite": "skip", "resume": str(last_checkpoint(tmp_path))}
+    train(POISONED, tmp_path / "elsewhere", **elsewhere)
+    assert result(tmp_path / "elsewhere")["skipped"] == 1
     straight = train(POISONED, tmp_path / "straight", on_nonfinite="skip")
     assert same(train(POISONED, tmp_path, on_nonfinite="skip")["model"], straight["model"])
 

@@ -150,11 +150,13 @@ def test_nothing_overwrites_another_run(tmp_path: Path) -> None:
     assert same(before, last(second))
 
 
-def test_from_a_path(tmp_path: Path) -> None:
+def test_from_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = train(sinusoid(iterations=5), tmp_path / "straight")
     train(sinusoid(iterations=2), tmp_path / "begun")
     source = checkpoint.last_checkpoint(tmp_path / "begun")
-    continued = train(sinusoid(iterations=5, resume=str(source)), tmp_path / "continued")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    from_home = f"~/{source.relative_to(tmp_path)}"
+    continued = train(sinusoid(iterations=5, resume=from_home), tmp_path / "continued")
     assert same(continued["model"], straight["model"])
     # The rows of the earlier run are there, too.
     assert [row["iteration"] for row in metrics(tmp_path / "continued")] == [1, 2, 3, 4, 5]

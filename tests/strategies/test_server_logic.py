@@ -135,7 +135,8 @@ def test_silence_names_the_silent(pool: ThreadPoolExecutor) -> None:
 @pytest.mark.parametrize("spared", [0, 1])
 def test_fewer_tasks_than_trainers(pool: ThreadPoolExecutor, spared: int) -> None:
     """A trainer without a task gets no order, is not waited for and is no backup worker."""
-    play = Play(pool, trainers=4, ps_mode="backup", ps_backup_workers=spared)
+    values = {"ps_mode": "backup", "ps_backup_workers": spared, "meta_batch_size": 2}
+    play = Play(pool, trainers=4, **values)
     step = pool.submit(play.server.meta_step, play.params, torch.arange(2))
     answers = {rank: play.ask(rank) for rank in (1, 2, 3, 4)}
     orders = {rank: answers[rank].wait() for rank in (1, 2)}
@@ -144,6 +145,8 @@ def test_fewer_tasks_than_trainers(pool: ThreadPoolExecutor, spared: int) -> Non
     assert step.result(LIMIT_S).n_tasks == 2 - spared
     assert not answers[3].done()
     assert not answers[4].done()
+    survived = [play.server.survives(rank, "lost") for rank in (3, 4, 1, 2)]
+    assert survived == [True, True, spared > 0, False]
 
 
 def test_a_step_needs_a_trainer_besides_the_backups(pool: ThreadPoolExecutor) -> None:

@@ -227,6 +227,12 @@ def test_a_run_that_went_on_elsewhere_names_both_machines(
     assert table.table(tmp_path, "run", "maml-*").endswith(", seed 0: whole")
 
 
+def test_epochs_and_not_their_iterations_are_the_experiment() -> None:
+    config = with_values(PRESETS["supervised-glyphs-lenet"], epochs=2, iterations=14)
+    again = parse(shlex.split(record._again(config, {}))[2:])
+    assert changed(again) == changed(config) == {"epochs": 2}
+
+
 def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(kept: Path) -> None:
     config = with_values(recorded.read(kept).config, inner_lr=0.3)
     other = kept.parents[1] / recorded.place_of(config)

@@ -17,8 +17,9 @@ import yaml
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.run.directory import read_status
+from maml.studies import arms
 from maml.studies import sweep as command
-from maml.studies.sweeping import file
+from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share
 from tests.launching import REPO, Launched, start, until
@@ -237,6 +238,11 @@ def test_a_torn_last_line_costs_that_line_alone(tmp_path: Path) -> None:
     journal = tmp_path / "there" / "journal.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code":4,"work\0\0')
+    # A comparison only reads the folder.
+    with pytest.raises(UserError, match="no run directory"):
+        arms.read(str(journal.parent), None)
+    assert journal.read_bytes() != whole
+    assert sweep.points_in(journal.parent) == {journal.parent / "trials" / "0000": {"seed": 0}}
     assert swept(path) == 0
     assert states(path) == [FINISHED] * 2
     assert journal.read_bytes().startswith(whole)

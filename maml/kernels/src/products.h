@@ -1,6 +1,8 @@
 // Matrix products that find their rows by tables.  A convolution consists of such products.
 #pragma once
 
+#include <algorithm>
+
 #include "vectors.h"
 
 namespace {
@@ -90,7 +92,7 @@ void rows_product(Rows<const T> a, Rows<T> c, const Pair* pairs, int count, cons
 
 template <class T>
 void outer_product(Rows<const T> a, Rows<const T> g, const Pair* pairs, int count, T* w, int rows, int ldw) {
-  each_even(count, kOuterBytes / int(sizeof(T) * (a.width + g.width)), [&](int first, int length) {
+  each_even(count, std::max(1, kOuterBytes / int(sizeof(T) * (a.width + g.width))), [&](int first, int length) {
     each_block<T>(ldw, [&](auto nv, int column) {
       constexpr int most = nv() == kMaxVecs ? kMaxRows : kOuterRows;
       each_even(rows, most, [&](int row, int size) {

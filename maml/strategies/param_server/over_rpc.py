@@ -109,6 +109,10 @@ class ParameterServer(OverRpc):
         of_all = self.config.ps_mode == "async"
         return self.config.meta_batch_size if of_all else super().part_size(rank)
 
+    def counts(self, rank: int) -> bool:
+        """Return whether a lost trainer counts: in backup mode, only one with tasks does."""
+        return self.config.ps_mode != "backup" or self.part_size(rank) > 0
+
     def publish(self, meta_params: Params) -> Tensor:
         """Begin a step with this model; return the ``params`` of its orders."""
         return self.packing.params(meta_params)

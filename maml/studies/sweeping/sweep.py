@@ -195,6 +195,16 @@ class Sweep:
         return ", ".join(parts) or "nothing run yet"
 
 
+def points_in(folder: Path) -> dict[Path, Point]:
+    """Return the point of each trial in ``folder``, by run directory; write nothing there."""
+    storage = _loaded(folder / "journal.log")
+    return {
+        folder / "trials" / f"{trial.number:04d}": trial.params
+        for study in storage.get_all_studies()
+        for trial in storage.get_all_trials(study._study_id)
+    }
+
+
 def next_point(file: SweepFile, past: Sequence[FrozenTrial], identity: str) -> Point | None:
     """Return the next point, which depends only on the arguments; None if all points were chosen.
 
@@ -252,6 +262,11 @@ def _journal(path: Path) -> JournalStorage:
     with _alone(path), open(path, "ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
+    return _loaded(path)
+
+
+def _loaded(path: Path) -> JournalStorage:
+    """Load Optuna's journal, which does not change; a UserError says that it is damaged."""
     try:
         return JournalStorage(JournalFileBackend(str(path), JournalFileOpenLock(str(path))))
     except (ValueError, KeyError, TypeError) as error:

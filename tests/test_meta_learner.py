@@ -100,6 +100,9 @@ class Judge(nn.CrossEntropyLoss):
 class ByName(nn.Linear):
     head_prefix = "b"
 
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, 0])
+
 
 class Normed(nn.Module):
     def forward(self, g: Tensor, v: Tensor) -> Tensor:

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from datasets import DataError, contents, open_episodes
-from datasets.addresses import GENERATORS
 from datasets.learn2learn_tasks import Tasksets
-from maml.learners import one_by_one
 from maml.worker import Worker
 from tests.runs import sinusoid
 
@@ -100,23 +98,18 @@ def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) 
     assert not torch.equal(other.support_x, alone.support_x)
 
 
-def test_no_other_thread_draws_while_tasks_are_drawn_or_computed(data: str) -> None:
-    episodes: Any = open_episodes(f"{data}:a", "train", **REQUEST)
-    taskset, free = episodes.taskset, list[bool]()
+def test_no_task_is_drawn_while_tasks_are_computed_one_by_one(data: str) -> None:
+    episodes = open_episodes(f"{data}:a", "train", **REQUEST)
+    worker: Any = Worker(sinusoid(batching="tasks"), torch.device("cpu"))
 
-    def then(function: Any, *args: Any) -> Any:
-        with ThreadPoolExecutor(1) as pool:
-            free.append(pool.submit(GENERATORS.acquire, blocking=False).result())
+    def call(function: Any, *args: Any) -> Any:
+        with pytest.raises(TimeoutError):
+            pool.submit(episodes.tasks, torch.tensor([5])).result(timeout=0.5)
         return function(*args)
 
-    draw = taskset.get_task
-    taskset.get_task = lambda *args: then(draw, *args)
-    episodes.tasks(torch.tensor([5]))
-    worker = Worker(sinusoid(), torch.device("cpu"))
-    learner, tasks = worker.learner, worker.training.tasks(torch.arange(2))
-    where = one_by_one.addresses(learner, "train", torch.arange(2))
-    one_by_one.outer_gradient(learner, learner.meta_parameters(), tasks, where, 0, then)
-    assert free == [False] * 3
+    with ThreadPoolExecutor(1) as pool:
+        worker.compiled = call
+        worker.share(worker.learner.meta_parameters(), torch.arange(1), worker.learner)
 
 
 def test_what_does_not_fit_is_one_line(data: str) -> None:

@@ -193,10 +193,7 @@ class RunEvaluator:
             _say(no_answers(found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if not self.of_record:
-            # A full disk may have cut the last row short. Then begin a new line.
-            before = self.rows.read_bytes() if self.rows.is_file() else b""
-            mend = "\n" if before and not before.endswith(b"\n") else ""
-            files.append_line(self.rows, mend + json.dumps(row))
+            files.append_line(self.rows, json.dumps(row))
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse checkpoints of another network, or of other training classes than now."""

@@ -41,10 +41,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line in one write, so that a later crash keeps it; errors as in `write_bytes`."""
+    """Append a line in one write, so that a later crash keeps it; errors as in `write_bytes`.
+
+    A full disk may have cut the last line short. Then the new line still begins a line.
+    """
     try:
-        with open(path, "a") as file:
-            file.write(line + "\n")
+        with open(path, "ab+") as file:
+            file.seek(max(file.tell() - 1, 0))
+            is_cut = file.read(1) not in (b"", b"\n")
+            file.write(("\n" * is_cut + line + "\n").encode())
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 

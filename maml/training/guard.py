@@ -79,11 +79,7 @@ class Guard:
                 "iteration": number, "reason": reason, "action": action, "tasks": tasks.tolist(),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }  # fmt: skip
-            # A full disk may have cut the last row short. Then begin a new line.
-            path = rows_of(run.dir)
-            before = path.read_bytes() if path.is_file() else b""
-            mend = "\n" if before and not before.endswith(b"\n") else ""
-            files.append_line(path, mend + json.dumps(row))
+            files.append_line(rows_of(run.dir), json.dumps(row))
             path = _model_of(run.dir, number)
             if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
                 checkpoint.save(path, run.content() | {"optimizer": {}})

@@ -249,7 +249,7 @@ class Worker:
         n_tasks = 0
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
-                made = learner.materialise(params, self._on_device(tasks))
+                made = self._materialised(params, self._on_device(tasks), ids, learner)
             with self.stopwatch.spent_on("computing"):
                 outer = self._differentiate(params, made, ids, learner, phase)
                 for name, total in sums.items():
@@ -259,6 +259,15 @@ class Worker:
                 totals += rows[-1].sum(0)
             n_tasks += len(outer.losses)
         return Share(sums, totals, n_tasks, torch.cat(rows))
+
+    def _materialised(self, params: Params, tasks: Any, ids: Tensor, learner: Learner) -> Any:
+        if not learner.draws:
+            return learner.materialise(params, tasks)
+        where = addresses(learner, "train", ids)
+        played = one_by_one.each(
+            learner, lambda own, task: own.materialise(params, task), tasks, where
+        )
+        return list(played)
 
     def _differentiate(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int

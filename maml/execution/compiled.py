@@ -206,7 +206,7 @@ class Traced:
     def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
         """``each``: map ``function`` over the leading dimension of its arguments."""
         self._given = function, each
-        self._function = torch.func.vmap(function) if each else function
+        self._function = torch.func.vmap(function, randomness="different") if each else function
         self._calls: Counter[Any] = Counter()
         self._forms: dict[Any, _Form] = {}
 

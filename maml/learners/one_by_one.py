@@ -100,7 +100,8 @@ def each(
     placed = list(zip(items, where, strict=True))
 
     def one(own: Learner, item: tuple[Any, draws.Address]) -> T:
-        with draws.of_task(item[1]):
+        # A policy acts before its losses, and may draw then, too.
+        with draws.of_task(item[1]), draws.at("task", 0):
             return function(own, item[0])
 
     if not learner.draws:

@@ -247,7 +247,8 @@ class _Pull(Function):
             return _Pull.apply(stack, of_each or not again, *own)
 
         ranks = (_FEATURES, _IMAGES, _ROW, _ROW, *stack.ranks)
-        return batched(of_inputs, info, in_dims[2:], inputs, ranks)
+        shared = in_dims[5] is None  # the kernels read one row of kept maps for each cotangent
+        return batched(of_inputs, info, in_dims[2:], inputs, ranks, singly=shared)
 
 
 def _pulled(

@@ -28,16 +28,19 @@ def batched(
     dims: Sequence[Any],
     inputs: Tensors,
     ranks: Sequence[int],
+    *,
+    singly: bool = False,
 ) -> tuple[Any, int]:
     """Batch ``function(again, *inputs)``, as the ``vmap`` rule of an autograd ``Function``.
 
-    ``again``: some inputs have a dimension B already, so the new one is computed entry by entry.
+    ``again``: the new dimension is computed entry by entry, because some inputs have a dimension B
+    already, or ``singly`` is set.
     """
     found = [
         tensor if dim is None else tensor.movedim(dim, 0)  # type: ignore[union-attr]
         for tensor, dim in zip(inputs, dims, strict=True)
     ]
-    again = any(
+    again = singly or any(
         tensor is not None and tensor.dim() - (dim is not None) > rank
         for tensor, dim, rank in zip(inputs, dims, ranks, strict=True)
     )

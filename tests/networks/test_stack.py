@@ -129,7 +129,7 @@ def test_what_kernels_do_not_differentiate(of_tasks: bool, passes: list[str]) ->
 
 
 def test_within_transforms_of_torch() -> None:
-    """A gradient of a gradient, of each task and of sets of tasks."""
+    """A gradient of a gradient, of each task and of sets of tasks; a Jacobian."""
     stack = stack_of(STACKS["odd flat"])
     weights, x = case(STACKS["odd flat"], lambda i: False)
     weights = [w.detach() for w in weights]
@@ -149,7 +149,12 @@ def test_within_transforms_of_torch() -> None:
         each = torch.func.vmap(one, in_dims=(None, 0))
         return torch.func.vmap(each, in_dims=(None, 0))(weights, sets)
 
+    def jacobian(function: Any) -> Any:
+        summed = torch.func.jacrev(lambda weights: function(stack, x[0], None, weights)[0].sum(0))
+        return summed(weights)
+
     assert_equal(stepped(features), stepped(by_torch))
+    assert_equal(jacobian(features), jacobian(by_torch))
 
 
 class Auxiliary(MAML):

@@ -10,15 +10,11 @@ machine computes the same bits.
 """
 
 import hashlib
-import threading
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Keys = NDArray[np.uint64]
-
-GENERATORS = threading.RLock()
-"""All threads share the global generators. Hold this lock from their saving to their restoring."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

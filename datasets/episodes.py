@@ -7,7 +7,7 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -78,12 +78,17 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
     In class-major order, a part of the support set would have the same labels in every task.
     """
 
-    def tasks(ids: Tensor) -> Task:
-        found = episodes.tasks(ids)
-        keys = episodes.keys(ids, "support order", seed)
-        order = torch.from_numpy(addresses.permutation(keys, found.support_y.shape[1]))
+    def reordered(task: Task, keys: addresses.Keys) -> Task:
+        order = torch.from_numpy(addresses.permutation(keys, task.support_y.shape[1]))
         rows = torch.arange(len(order))[:, None]
-        return Task(found.support_x[rows, order], found.support_y[rows, order], *found[2:])
+        return Task(task.support_x[rows, order], task.support_y[rows, order], *task[2:])
+
+    def tasks(ids: Tensor) -> Any:
+        found: Any = episodes.tasks(ids)
+        keys = episodes.keys(ids, "support order", seed)
+        if isinstance(found, list):
+            return [reordered(*one) for one in zip(found, keys[:, None], strict=True)]
+        return reordered(found, keys)
 
     return episodes.remade(tasks)
 

@@ -1,22 +1,17 @@
 """Tasks of learn2learn: a ``Taskset`` (called ``TaskDataset`` before) as addressable episodes.
 
-learn2learn draws tasks one after the other from Python's, numpy's and torch's global generators.
-Here a task's address seeds these generators before the draw; their states are restored afterwards.
-This module bypasses learn2learn's memory of drawn tasks, because that depends on the order of the
-draws. Nothing here imports learn2learn: code that returns a Taskset has already imported it.
+learn2learn draws a task from the global generators, which :mod:`datasets.checked` seeds. This
+module bypasses learn2learn's memory of drawn tasks, because it depends on the order of the draws.
+Nothing here imports learn2learn: code that returns a Taskset has already imported it.
 """
 
-import contextlib
-import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import addresses
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.tasks import Task
@@ -37,23 +32,19 @@ class Tasksets(Episodes):
     """
 
     def __init__(
-        self, taskset: Any, name: str, split: str, *, ways: int, shots: int, queries: int, seed: int
+        self, taskset: Any, name: str, split: str, *, ways: int, shots: int, queries: int
     ) -> None:
-        self.taskset, self.name, self.split, self.seed = taskset, name, split, seed
+        self.taskset, self.name, self.split = taskset, name, split
         self.ways, self.shots, self.queries = ways, shots, queries
         self.one_pass = taskset.num_tasks if taskset.num_tasks > 0 else None
 
     def tasks(self, ids: Tensor) -> Task:
-        """Return tasks with these ids (int64 ``[B]``), class by class, or :class:`DataError`."""
-        found = [self._task(index) for index in ids.tolist()]
+        """Draw a task for each of ``ids`` (int64 ``[B]``), class by class, or `DataError`."""
+        found = [self._task() for _ in ids]
         return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
-    def _task(self, index: int) -> Task:
-        if self.one_pass:
-            index %= self.one_pass
-        key = addresses.keys(self.seed, self.split, "learn2learn", index)
-        with addresses.GENERATORS, _seeded(int(key[0])):
-            x, y = self.taskset.get_task(self.taskset.sample_task_description())
+    def _task(self) -> Task:
+        x, y = self.taskset.get_task(self.taskset.sample_task_description())
         classes, labels, counts = np.unique(np.asarray(y), return_inverse=True, return_counts=True)
         what = f"the {self.split} tasks of {self.name}"
         if classes.dtype.kind not in "iu":
@@ -71,18 +62,3 @@ class Tasksets(Episodes):
         support, query = rows[:, : self.shots].ravel(), rows[:, self.shots :].ravel()
         y = torch.from_numpy(labels)
         return Task(x[support], y[support], x[query], y[query])
-
-
-@contextlib.contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Seed all of learn2learn's draws with ``key``; restore the generators afterwards."""
-    python, of_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        random.seed(key)
-        np.random.seed(key % 2**32)
-        torch.default_generator.manual_seed(key)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(of_numpy)

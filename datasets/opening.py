@@ -134,12 +134,13 @@ def open_episodes(
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
     found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
     if is_taskset(found):
-        found = Tasksets(found, data, split, **task)
+        found = Tasksets(found, data, split, ways=ways, shots=shots, queries=queries)
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
-        where = f"{split} task{{}} of seed {seed}"
-        return found.remade(Checked(found.tasks, known, where, dtype, form, classes))
+        made = found.remade(Checked(found, known, split, seed, dtype, form, classes))
+        made.split = split
+        return made
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
     return FewShotImages(found, split=split, dtype=dtype, **task)

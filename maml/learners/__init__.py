@@ -1,12 +1,12 @@
 """Learners define a task's outer loss. Each file declares its learners in ``COMPONENTS``."""
 
+from datasets.generators import drawn
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner as Learner
 from maml.learners.objectives import check_metric_names
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
-from maml.seeds import drawn
 
 
 def build_learner(config: Config) -> Learner:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from datasets.components import is_theirs
 from datasets.episodes import Episodes
+from datasets.generators import kept
 from datasets.opening import Contents
 from datasets.tasks import Task
 from maml.config import Config
@@ -31,7 +32,6 @@ from maml.networks.loss import NetworkLoss
 from maml.networks.ordinary import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
-from maml.seeds import kept
 
 PARTS_OF_A_LOSS = ("set_loss", "loss", "call_network", "modulated")
 MOST_CHECKED = 64

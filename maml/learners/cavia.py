@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.flags import flag
+from datasets.generators import drawn
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.maml import MAML
@@ -14,7 +15,6 @@ from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
 from maml.networks.ordinary import own_name
 from maml.params import Params
-from maml.seeds import drawn
 
 COMPONENTS = {
     "cavia": {

@@ -9,10 +9,10 @@ from datasets import contents, open_episodes
 from datasets.checked import Form
 from datasets.episodes import Episodes
 from datasets.errors import DataError
+from datasets.generators import drawn
 from datasets.opening import Contents, list_classes
 from maml.config import Config, registry
 from maml.networks import build_network
-from maml.seeds import drawn
 
 
 def data_options(config: Config) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from datasets.generators import kept, state
 from maml.execution.threads import spread
 from maml.learners.base import Learner
 from maml.metagradient import draws
@@ -20,7 +21,6 @@ from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
 from maml.params import Params
-from maml.seeds import kept
 
 T = TypeVar("T")
 HEAVY = 500_000
@@ -62,12 +62,12 @@ def outer_gradient(
     sums: Params = {}
     found = []
     with draws.alone(), kept():
-        before = draws.state()
+        before = state()
         for of_task in each(learner, one, tasks, where):
             own = of_task.gradients
             sums = {n: sums[n] + g for n, g in own.items()} if sums else own
             found.append(of_task)
-        drawn = draws.state() != before
+        drawn = state() != before
     if not learner.draws and drawn:
         # The network may have drawn, so compute again with addresses.
         learner.draws = True

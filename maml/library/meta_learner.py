@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datasets.generators import kept
 from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
@@ -32,7 +33,6 @@ from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
-from maml.seeds import kept
 
 TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets.generators import kept, state
 from maml.metagradient import draws
 from maml.metagradient.by_task import Batching, Way
 from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params, in_float64
-from maml.seeds import kept
 
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
 """Two results for a gradient agree if they differ by at most this share of its norm."""
@@ -59,7 +59,7 @@ def batching_of(
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 
     with kept(), draws.of_task(draws.NONE):
-        before = draws.state()
+        before = state()
         given = meta_params, tasks
         try:
             # Rounding errors are smaller in float64.
@@ -69,7 +69,7 @@ def batching_of(
             # A loss may hold tensors of another dtype, which do not combine with float64.
             given = meta_params, tasks
             loop = by("tasks", *given)
-        draw = draws.state() != before
+        draw = state() != before
         with draws.of_task(draws.Address(0, "", 0) if draw else draws.NONE):
             loop = by("tasks", *given) if draw else loop
             if not _same(by("tasks", *given), loop):

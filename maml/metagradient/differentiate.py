@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from datasets.generators import kept
 from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
@@ -23,7 +24,6 @@ from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
 from maml.params import Params
-from maml.seeds import kept
 
 T = TypeVar("T")
 

@@ -6,17 +6,12 @@ are the same in another process, in a resumed run, and in a step recomputed on t
 """
 
 import contextlib
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
-from datasets.addresses import GENERATORS
-from maml.seeds import begin, seed_of
+from datasets.generators import LOCK, begin, seed_of
 
 
 class Address(NamedTuple):
@@ -54,7 +49,7 @@ def alone() -> AbstractContextManager[object]:
 
     A thread that computes a task does not wait: the thread that shares out the tasks waits for it.
     """
-    return GENERATORS if HERE.address is None else contextlib.nullcontext()
+    return LOCK if HERE.address is None else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -62,19 +57,9 @@ def at(part: str, step: int) -> Iterator[None]:
     """Within this context, draw by the address of this thread's task at an inner step.
 
     All threads share the global generators, so one thread computes all tasks. This context does
-    not restore the generators: put `maml.seeds.kept` around all tasks of a call.
+    not restore the generators: put `kept` around all tasks of a call.
     """
     address = HERE.address
     if address is not None and address is not NONE:
         begin(seed_of(address.seed, f"{part} {step}", address.task, address.split))
     yield
-
-
-def state() -> int:
-    """Return a number that changes with every draw from a global generator."""
-    _, words, place, *_ = np.random.get_state()
-    of_numpy = np.asarray(words).tobytes(), place
-    of_torch = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
-        of_torch.append(torch.cuda.get_rng_state())
-    return hash((*(each.numpy().tobytes() for each in of_torch), of_numpy, random.getstate()))

@@ -11,10 +11,10 @@ import numpy as np
 import setproctitle
 import torch
 
+from datasets.generators import seed_of
 from maml.config import Config
 from maml.errors import UserError
 from maml.processes.world import World
-from maml.seeds import seed_of
 
 UPSTREAM = (
     # TorchOpt's Adam and similar optimizers, batched over tasks.

@@ -1,4 +1,4 @@
-"""A task of a learn2learn Taskset is the same at each request, in any order of requests."""
+"""A task drawn from the global generators is the same at each request, in any order of requests."""
 
 import random
 import sys
@@ -19,7 +19,11 @@ pytest.importorskip("learn2learn", reason="learn2learn needs Python below 3.13")
 
 # In train, all bytes of image i of class c are 10 c + i; class 0 has label 100.
 SOURCE = """
+import random
+
+import datasets
 import learn2learn as l2l
+import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
@@ -43,6 +47,14 @@ def b(split): return tasks(split, fused=True, shuffle=False)
 def few(split): return tasks(split, of_class=4)
 def many(split): return tasks(split, classes=4)
 def other(split): return tasks(split).dataset
+
+class Episodic(datasets.Episodes):
+    def tasks(self, ids):
+        x = torch.rand(len(ids), 2, 3, 4) + random.random() + np.random.rand()
+        y = torch.arange(3).repeat(len(ids), 1)
+        return datasets.Task(x[:, 0], y, x[:, 1], y)
+
+def drawing(split): return Episodic()
 """
 REQUEST: dict[str, Any] = {"ways": 3, "shots": 2, "queries": 3, "seed": 0, "dtype": torch.float64}
 
@@ -82,8 +94,11 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
     assert all(each == sorted(each) for each in drawn) == (attribute == "b")
 
 
-def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) -> None:
-    episodes = open_episodes(f"{data}:a", "train", **REQUEST)
+@pytest.mark.parametrize("attribute", ["a", "drawing"])  # a user's own may draw, too
+def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(
+    data: str, attribute: str
+) -> None:
+    episodes = open_episodes(f"{data}:{attribute}", "train", **REQUEST)
     whole = episodes.tasks(torch.tensor([3, 2**40, 5]))
 
     def states() -> tuple[Any, ...]:
@@ -91,10 +106,11 @@ def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(data: str) 
         return random.getstate(), of_numpy, of_torch
 
     before = states()
-    alone = open_episodes(f"{data}:a", "train", **REQUEST).tasks(torch.tensor([5]))
+    alone = open_episodes(f"{data}:{attribute}", "train", **REQUEST).tasks(torch.tensor([5]))
     assert states() == before, "a generator moved"
     assert all(torch.equal(a[2:], b) for a, b in zip(whole, alone, strict=True))
-    other = open_episodes(f"{data}:a", "train", **{**REQUEST, "seed": 1}).tasks(torch.tensor([5]))
+    request = {**REQUEST, "seed": 1}
+    other = open_episodes(f"{data}:{attribute}", "train", **request).tasks(torch.tensor([5]))
     assert not torch.equal(other.support_x, alone.support_x)
 
 

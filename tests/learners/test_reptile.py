@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from datasets.episodes import shuffled as in_random_order
 from datasets.tasks import Task
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.learners.maml import MAML
+from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
@@ -179,6 +181,9 @@ def test_a_step_sees_other_labels_in_another_task() -> None:
         ]
         assert sorted(at) == list(range(15))
         assert torch.equal(shuffled.support_y[task], plain.support_y[task][at])
+    listed = worker.training.remade(lambda _: list(one_by_one(plain)))  # as a user's own data may
+    found: Any = in_random_order(listed, worker.config.seed).tasks(IDS)
+    assert torch.equal(torch.cat([task.support_x for task in found]), shuffled.support_x)
 
 
 def test_mini_batches_go_through_the_set() -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from datasets import Episodes, Task
+from datasets.generators import begin, kept, seed_of
 from maml.config.cli import parse
-from maml.seeds import begin, kept, seed_of
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import run_torchrun
@@ -44,7 +44,7 @@ class Unequal(Episodes):
     """Tasks of 2 to 4 classes, with 1 to 3 examples of each."""
 
     def __init__(self, split: str) -> None:
-        self.split = split
+        """The base class needs nothing."""
 
     def tasks(self, ids: Tensor) -> list[Task]:  # type: ignore[override]
         """Return a list: their sets are of different sizes."""

@@ -1,13 +1,17 @@
-"""Seeds for the generators of libraries, from the project's addresses."""
+"""The global generators of torch, numpy and Python, which all threads of a process share."""
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from datasets.addresses import keys
+
+LOCK = threading.RLock()
+"""Hold this lock from the saving of the generators to their restoring."""
 
 
 def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
@@ -16,10 +20,10 @@ def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
 
 
 @contextlib.contextmanager
-def drawn(seed: int, purpose: str) -> Iterator[None]:
-    """Seed torch, numpy and Python by the address (seed, purpose) inside the context."""
+def drawn(seed: int, purpose: str, index: int = 0, split: str = "") -> Iterator[None]:
+    """Seed torch, numpy and Python by the address (seed, split, purpose, index) in the context."""
     with kept():
-        begin(seed_of(seed, purpose))
+        begin(seed_of(seed, purpose, index, split))
         yield
 
 
@@ -42,6 +46,16 @@ def begin(number: int) -> None:
         torch.cuda.manual_seed(number)
     np.random.seed(number % 2**32)
     random.seed(number)
+
+
+def state() -> int:
+    """Return a number that changes with every draw from a global generator."""
+    _, words, place, *_ = np.random.get_state()
+    of_numpy = np.asarray(words).tobytes(), place
+    of_torch = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        of_torch.append(torch.cuda.get_rng_state())
+    return hash((*(each.numpy().tobytes() for each in of_torch), of_numpy, random.getstate()))
 
 
 def _gpus() -> list[int]:

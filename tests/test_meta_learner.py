@@ -659,6 +659,7 @@ def test_accuracy_is_of_classes_where_they_are() -> None:
         (of_words, last, y, {"accuracy": 1.0}),
         (of_words, last, ignored, {"accuracy": 1.0}),
         (of_words, last, half, {"accuracy": 0.5}),
+        (None, last.flatten(1, 2), ignored.flatten(1), {"accuracy": 1.0}),
         (lambda outputs, y: (outputs[:, 0] - y).square().mean(), y[..., :1] * 1.0, y[..., 0], {}),
     ]
     for loss, x, labels, expected in cases:

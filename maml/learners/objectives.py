@@ -30,15 +30,8 @@ class Given(NamedTuple):
     objective: Objective
 
 
-def _accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return the fraction right: logits ``[…, E, N]``, labels ``[…, E]`` int64."""
-    # NaN logits count as wrong, because argmax returns a class for them too.
-    right = (logits.argmax(-1) == labels) & ~logits.isnan().any(-1)
-    return {"accuracy": right.to(logits.dtype).mean(-1)}
-
-
-def accuracy_of_parts(
-    logits: Tensor, labels: Tensor, *, parts: int, classes_first: bool
+def accuracy(
+    logits: Tensor, labels: Tensor, *, parts: int = 0, classes_first: bool = False
 ) -> dict[str, Tensor]:
     """Return the fraction right of the labels, but ignore negative labels.
 
@@ -48,16 +41,18 @@ def accuracy_of_parts(
     if classes_first:
         logits = logits.movedim(-1 - parts, -1)
     logits, labels = logits.flatten(-2 - parts, -2), labels.flatten(-1 - parts)
-    right, counted = logits.argmax(-1) == labels, labels >= 0
-    return {"accuracy": (right & counted).sum(-1).to(logits.dtype) / counted.sum(-1)}
+    counted = labels >= 0
+    # NaN logits count as wrong, because argmax returns a class for them too.
+    right = (logits.argmax(-1) == labels) & counted & ~logits.isnan().any(-1)
+    return {"accuracy": right.sum(-1).to(logits.dtype) / counted.sum(-1)}
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return accuracy (also as precision@1) and precision@5: the label is among the top five."""
-    accuracy = _accuracy(logits, labels)["accuracy"]
+    found = accuracy(logits, labels)["accuracy"]
     first = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
     among = (first == labels[..., None]).any(-1).to(logits.dtype).mean(-1)
-    return {"accuracy": accuracy, "precision@1": accuracy, "precision@5": among}
+    return {"accuracy": found, "precision@1": found, "precision@5": among}
 
 
 def _nothing(outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -73,7 +68,7 @@ def _mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean()
 
 
-CLASSIFICATION = Objective(F.cross_entropy, _accuracy, ("accuracy",))
+CLASSIFICATION = Objective(F.cross_entropy, accuracy, ("accuracy",))
 RANKED_CLASSIFICATION = Objective(
     F.cross_entropy, _precisions, ("accuracy", "precision@1", "precision@5")
 )

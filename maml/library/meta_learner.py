@@ -19,7 +19,7 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import REGRESSION, accuracy_of_parts
+from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, as_function, learner_around
@@ -237,9 +237,7 @@ class MetaLearner(nn.Module):
             return self.learner  # its own metrics fit
         learner = copy.copy(self.learner)
         if classes:
-            of_parts = functools.partial(
-                accuracy_of_parts, parts=parts, classes_first=self._of_classes
-            )
+            of_parts = functools.partial(accuracy, parts=parts, classes_first=self._of_classes)
             learner.objective = learner.objective._replace(metrics=of_parts)
         else:
             learner.objective = REGRESSION._replace(loss=learner.objective.loss)

@@ -84,7 +84,9 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
         facts = FACTS[name]
         if title[name] not in groups:
             groups[title[name]] = parser.add_argument_group(title[name])
-        text = f"{_readers(name)}{facts.help} (default: {getattr(default, name)})"
+        said, _, unset = facts.help.removesuffix("].").partition(" [")  # [what None means]
+        value = (unset or "none") if getattr(default, name) is None else getattr(default, name)
+        text = f"{_readers(name)}{said.removesuffix('.')} (default: {value})"
         if facts.names:
             known = registry.known(name)
             text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())

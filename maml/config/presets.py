@@ -121,7 +121,7 @@ def spelled(values: Mapping[str, Any]) -> str:
     return " ".join(
         (flag(name) if value else flag(f"no_{name}"))
         if isinstance(value, bool)
-        else f"{flag(name)} {shlex.quote(str(value))}"
+        else f"{flag(name)} {shlex.quote('none' if value is None else str(value))}"
         for name, value in values.items()
     )
 

@@ -1,12 +1,8 @@
-"""Check a user's own data before a learner uses the data; report a fault in one line.
-
-Their code may draw from the global generators. Then the address of a task seeds them.
-"""
+"""Check a user's own data before a learner uses the data; report a fault in one line."""
 
 import hashlib
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,7 +12,6 @@ from torch import Tensor
 from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
-from datasets.generators import LOCK, drawn, kept, state
 from datasets.registry import FLAG, DataSet
 from datasets.tasks import Task
 from datasets.theirs import calling
@@ -33,26 +28,21 @@ def form_of(task: Task) -> Form:
 
 @dataclass
 class Checked:
-    """Make tasks, convert and check them; a :class:`DataError` names the bad task.
+    """Make tasks with ``make``, convert and check them; a :class:`DataError` names the bad task.
 
     Floats become ``dtype``. Images of bytes (uint8 ``[B, E, C, H, W]``) are divided by 255 and
     become ``dtype``, too. All other integers become int64.
     """
 
-    episodes: Episodes
+    make: Callable[[Tensor], Any]
     known: DataSet
-    split: str
-    seed: int
+    where: str  # how messages name tasks: "test task{} of seed 0"
     dtype: torch.dtype
     form: Form | None = None  # the form that all tasks must have; None: that of task 0
     classes: int | None = None  # integer labels must be below this; None: any labels
-    draws: bool = False  # whether making a task moves a global generator
 
     def __post_init__(self) -> None:
-        with LOCK, kept():
-            before = state()
-            made = self(torch.arange(1))
-            self.draws = state() != before
+        made = self(torch.arange(1))
         self.form = self.form or form_of(made[0] if isinstance(made, list) else made)
 
     def __call__(self, ids: Tensor) -> Any:
@@ -67,10 +57,8 @@ class Checked:
 
     def _made(self, ids: Tensor) -> Any:
         with calling(data=self.known):
-            if self.draws and len(ids) > 1:
-                return _joined([self._made(one) for one in ids.split(1)])
             try:
-                made = self._seeded(ids) if self.draws else self.episodes.tasks(ids)
+                made = self.make(ids)
             except Exception as error:
                 error.add_note(self._named(ids))
                 raise
@@ -81,12 +69,6 @@ class Checked:
             raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
         alone = [Task(*(part[None] for part in task)) for task in made]
         return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
-
-    def _seeded(self, ids: Tensor) -> Any:
-        """Make one task, where the global generators start from its address."""
-        id = int(ids) % (self.episodes.one_pass or 2**63)
-        with LOCK, drawn(self.seed, "task", id, self.split):
-            return self.episodes.tasks(ids)
 
     def _looked_at(self, made: Any, ids: Tensor) -> Task:
         for name in Task._fields:
@@ -104,9 +86,8 @@ class Checked:
         return DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
 
     def _named(self, ids: Tensor) -> str:
-        tasks = "task" if len(ids) == 1 else "tasks"
         listed = ", ".join(map(str, ids.tolist()))
-        return f"{self.split} {tasks} {listed} of seed {self.seed}"
+        return self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         part = part.detach()  # tasks are data: no gradient flows into what made them
@@ -133,12 +114,6 @@ class Checked:
                 first = _of(dtype, [str(len(part)), "E", *map(str, sizes)])
                 return f"{name} is {_of(part.dtype, part.shape)}; that of the first task is {first}"
         return ""
-
-
-def _joined(made: list[Any]) -> Any:
-    if isinstance(made[0], list):
-        return list(itertools.chain(*made))
-    return Task(*map(torch.cat, zip(*made, strict=True)))
 
 
 def _wrong_sets(made: Task, count: int) -> str:

@@ -31,6 +31,8 @@ class Episodes(ABC):
     split: str
     # The number of tasks after which the examples repeat; None: they never repeat.
     one_pass: int | None = None
+    # Whether a user's `tasks` draws from the global generators. The first draw sets it.
+    draws: bool = False
     # A digest of the split's class names, if the user determines the classes; else None.
     division: str | None = None
     # The names of the classes that tasks are drawn from; None: the classes have no names.
@@ -65,10 +67,10 @@ class Episodes(ABC):
         """Return the keys of the draws for the tasks with these ids: uint64 ``[B]``."""
         return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
 
-    def remade(self, make: Callable[[Tensor], Task]) -> Self:
+    def remade(self, make: Callable[[Tensor], Task], **changes: Any) -> Self:
         """Return a copy of these episodes whose tasks come from ``make``, with the same ids."""
         found = copy.copy(self)
-        found.__dict__["tasks"] = make
+        found.__dict__.update(changes, tasks=make)
         return found
 
 

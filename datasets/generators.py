@@ -20,10 +20,10 @@ def seed_of(seed: int, purpose: str, index: int = 0, split: str = "") -> int:
 
 
 @contextlib.contextmanager
-def drawn(seed: int, purpose: str, index: int = 0, split: str = "") -> Iterator[None]:
-    """Seed torch, numpy and Python by the address (seed, split, purpose, index) in the context."""
+def drawn(seed: int, purpose: str) -> Iterator[None]:
+    """Seed torch, numpy and Python by the address (seed, purpose) inside the context."""
     with kept():
-        begin(seed_of(seed, purpose, index, split))
+        begin(seed_of(seed, purpose))
         yield
 
 
@@ -50,8 +50,8 @@ def begin(number: int) -> None:
 
 def state() -> int:
     """Return a number that changes with every draw from a global generator."""
-    _, words, place, *_ = np.random.get_state()
-    of_numpy = np.asarray(words).tobytes(), place
+    _, words, *others = np.random.get_state()
+    of_numpy = np.asarray(words).tobytes(), *others
     of_torch = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
         of_torch.append(torch.cuda.get_rng_state())

@@ -147,23 +147,19 @@ class Worker:
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
         self.learner.draws = found.draws
-        able = found.batching == "vmap"
-        if self.config.batching == "vmap" and not able:
-            raise UserError(
-                f"--batching vmap: {flag} draws, cannot be batched, or has another gradient then "
-                "than in a plain loop; leave it out, or give tasks"
-            )
+        why = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
+        if found.draws:
+            why = f"{flag} draws random numbers (one core each: --workers N)"
+        elif heavy:
+            why = _HEAVY
+        if self.config.batching == "vmap" and found.batching != "vmap":
+            raise UserError(f"--batching vmap: {why}; leave it out, or give tasks")
         if self.config.batching != "auto":
             self.learner.batching = self.config.batching
-            return
-        if self.learner.draws:
-            self.why_one_by_one = f"{flag} draws random numbers (one core each: --workers N)"
-        elif heavy:
-            self.why_one_by_one = _HEAVY
-        elif not able:
-            self.why_one_by_one = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
-        else:
+        elif found.batching == "vmap":
             self.learner.batching = "vmap"
+        else:
+            self.why_one_by_one = why
 
     def _choose_by_work(self) -> None:
         """Choose "tasks" for this project's components if one task is work enough for a core."""

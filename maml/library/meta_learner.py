@@ -225,7 +225,7 @@ class MetaLearner(nn.Module):
         x, y = tasks[0].query_x[0], tasks[0].query_y[0]
         if y.is_floating_point() and self._of_classes:
             raise UserError(
-                f"task 0: query_y is {y.dtype}, and the loss that is the default is of classes; "
+                f"task 0: query_y is {y.dtype}, and the default loss is of classes; "
                 "give loss=torch.nn.functional.mse_loss, or another one"
             )
         classes = 0 if y.is_floating_point() else self._classes(x, y)

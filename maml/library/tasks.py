@@ -8,10 +8,13 @@ import torch
 from torch.utils.data import Dataset
 
 from datasets import open_episodes
+from datasets.checked import Checked
 from datasets.episodes import Episodes, FewShotImages
 from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.opening import image_classes, options_of
+from datasets.registry import DataSet
+from datasets.seeded import Seeded
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
@@ -127,7 +130,10 @@ def _at_hand(data: Any, task: dict[str, Any], options: dict[str, Any]) -> Episod
         found = image_classes(data, "{class: images}", "train")
         return FewShotImages(found, split="train", **task, **options)
     if is_taskset(data):
-        return Tasksets(data, "a Taskset", "train", **task)
+        seed, dtype = task.pop("seed"), options.get("dtype", torch.float32)
+        drawn = Tasksets(data, "a Taskset", "train", **task)
+        make = Seeded(drawn, seed, "train")
+        return drawn.remade(Checked(make, DataSet("a Taskset", "", ""), "task{}", dtype))
     raise UserError(
         f"data is a {type(data).__name__}; give the name of a data set, {{class: images}}, a "
         'Taskset of learn2learn, or "folder" with data_root=… for files'

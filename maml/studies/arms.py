@@ -46,7 +46,7 @@ def read(asked: str, metric: str | None) -> Arm:
     """
     path, values = _split(asked)
     if not path.is_dir():
-        raise UserError(f"{asked}: {path} is no folder")
+        raise UserError(f"{path} is no folder")
     points: dict[Path, dict[str, Any]] = {}
     if (path / "journal.log").is_file():
         # Imported here, because most comparisons involve no sweep and need no Optuna.

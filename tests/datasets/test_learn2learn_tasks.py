@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import DataError, contents, open_episodes
+import maml
+from datasets import DataError, contents, open_episodes, opening
 from datasets.learn2learn_tasks import Tasksets
+from maml.metagradient.by_task import one_by_one
 from maml.worker import Worker
 from tests.runs import sinusoid
 
@@ -49,12 +51,26 @@ def many(split): return tasks(split, classes=4)
 def other(split): return tasks(split).dataset
 
 class Episodic(datasets.Episodes):
-    def tasks(self, ids):
-        x = torch.rand(len(ids), 2, 3, 4) + random.random() + np.random.rand()
-        y = torch.arange(3).repeat(len(ids), 1)
-        return datasets.Task(x[:, 0], y, x[:, 1], y)
+    # Tasks of equal sizes, or a list, drawn once each; task 0 is not drawn.
+    def __init__(self, most):
+        self.__dict__["most"], self.__dict__["drawn"] = most, {}
 
-def drawing(split): return Episodic()
+    def __setattr__(self, name, value): raise AttributeError(name)  # as of a frozen dataclass
+
+    def one(self, id):
+        if id not in self.drawn:
+            x = torch.rand(2, 1 + id % self.most, 4) + (np.random.randn() if id else 0)
+            self.drawn[id] = (x if id else 0 * x) + (random.random() if id else 0)
+        y = torch.zeros(len(self.drawn[id][0]), dtype=torch.int64)
+        return datasets.Task(self.drawn[id][0], y, self.drawn[id][1], y)
+
+    def tasks(self, ids):
+        made = [self.one(id) for id in ids.tolist()]
+        one_size = len({len(task.query_y) for task in made}) == 1
+        return datasets.Task(*map(torch.stack, zip(*made))) if one_size else made
+
+def drawing(split): return Episodic(1)
+def sizes(split): return Episodic(3)
 """
 REQUEST: dict[str, Any] = {"ways": 3, "shots": 2, "queries": 3, "seed": 0, "dtype": torch.float64}
 
@@ -75,6 +91,9 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
     assert isinstance(episodes, Tasksets) and episodes.one_pass == {"a": None, "b": 1000}[attribute]
     both = episodes.tasks(torch.tensor([3, 1003])).query_x
     assert torch.equal(both[0], both[1]) == (attribute == "b")  # then they come again
+    taskset = sys.modules[data].tasks("train")
+    at_hand = maml.episodes(taskset, ways=3, shots=2, queries=3, dtype=torch.float64)
+    assert torch.equal(at_hand.task(5).query_x, at_hand.tasks([1, 5]).query_x[1])
     task = episodes.tasks(episodes.ids(0, 20))
     assert task.support_x.shape == (20, 6, 1, 4, 4) and task.query_x.dtype == torch.float64
     assert task.support_y.tolist() == [[0, 0, 1, 1, 2, 2]] * 20
@@ -94,24 +113,26 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
     assert all(each == sorted(each) for each in drawn) == (attribute == "b")
 
 
-@pytest.mark.parametrize("attribute", ["a", "drawing"])  # a user's own may draw, too
+@pytest.mark.parametrize("attribute", ["a", "drawing", "sizes"])  # a user's own may draw, too
 def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(
     data: str, attribute: str
 ) -> None:
-    episodes = open_episodes(f"{data}:{attribute}", "train", **REQUEST)
-    whole = episodes.tasks(torch.tensor([3, 2**40, 5]))
+    def of(*ids: int, **more: Any) -> Any:
+        opening._call_theirs.cache_clear()  # as in another process
+        episodes = open_episodes(f"{data}:{attribute}", "train", **REQUEST | more)
+        return list(one_by_one(episodes.tasks(torch.tensor(ids))))
 
     def states() -> tuple[Any, ...]:
         of_numpy, of_torch = np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
         return random.getstate(), of_numpy, of_torch
 
+    *_, last = of(3, 2**40, 5)
+    np.random.randn()  # numpy keeps a second one for the next call
     before = states()
-    alone = open_episodes(f"{data}:{attribute}", "train", **REQUEST).tasks(torch.tensor([5]))
+    (alone,) = of(5)
     assert states() == before, "a generator moved"
-    assert all(torch.equal(a[2:], b) for a, b in zip(whole, alone, strict=True))
-    request = {**REQUEST, "seed": 1}
-    other = open_episodes(f"{data}:{attribute}", "train", **request).tasks(torch.tensor([5]))
-    assert not torch.equal(other.support_x, alone.support_x)
+    assert all(map(torch.equal, last, alone))
+    assert not torch.equal(of(5, seed=1)[0].support_x, alone.support_x)
 
 
 def test_no_task_is_drawn_while_tasks_are_computed_one_by_one(data: str) -> None:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -462,6 +463,23 @@ def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
     for some in (tasks[:1], tasks):
         first = gradient(1, some)
         assert all(torch.equal(gradient(2, some), first) for _ in range(3))
+
+
+def test_a_hook_keeps_for_the_loss_what_it_saw() -> None:
+    """Threads would share the list, so one thread computes."""
+    network, saw = dense(), list[Tensor]()
+    network[2].register_forward_hook(lambda module, inputs, output: saw.append(output))
+    network[3].register_forward_hook(lambda module, inputs, output: time.sleep(1e-3))
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) + saw.pop().square().mean()
+
+    def gradient(batching: Any) -> Any:
+        learner = maml.MAML(network, loss=loss, batching=batching)
+        return torch.autograd.grad(learner(made((6,) * 8)), [*network.parameters()])
+
+    torch.set_num_threads(2)
+    torch.testing.assert_close(gradient("tasks"), gradient("vmap"), rtol=1e-9, atol=1e-12)
 
 
 class Weighing:

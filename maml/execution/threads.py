@@ -7,6 +7,8 @@ copies share the memory of their tensors. Results come in the order of the tasks
 import contextlib
 import copy
 import functools
+import inspect
+import itertools
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +82,13 @@ def spread(
 
 
 def _copies(owner: M, count: int) -> list[M]:
-    """Return copies that share all tensors, or an empty list if the owner cannot be copied."""
+    """Return copies that share all tensors, or an empty list if the owner cannot be copied.
+
+    A hook that is a function is not copied, so the threads would share what it keeps.
+    """
+    hooks = ((*m._forward_hooks.values(), *m._forward_pre_hooks.values()) for m in owner.modules())
+    if any(map(inspect.isfunction, itertools.chain(*hooks))):
+        return []
     shared: dict[int, Tensor] = {
         id(t): t for m in owner.modules() for t in (*m._parameters.values(), *m._buffers.values())
         if t is not None

@@ -91,10 +91,11 @@ def open_classes(
     root, splits = _divided(data_root, split_fractions, {split: ways})
     images = list(itertools.chain.from_iterable(splits[split].values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
+    source = in_folder(root, images, decoder.file)
     array = cached_images(
         # Raise the 2 when the decoder's output changes.
         f"folder/{name}-{split}-upright-white-fit-lanczos-2-{image_mode}-{image_size}",
-        [in_folder(root, images, decoder.file)],
+        [source._replace(state=f"{root.resolve()}\n{source.state}")],
         (len(images), *decoder.shape),
         title=f"decoding {len(images)} images of {shown(root)} ({split})",
     )

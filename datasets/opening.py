@@ -173,7 +173,10 @@ def open_batches(
             return labelled(found, learned, f"{FLAG} {data}: {split}")
         if not isinstance(found, Examples):
             raise DataError(f"{FLAG} {data}: {type(found).__name__} is for few-shot learners alone")
-        return found
+        if strange := {*np.unique(found.labels).tolist()} - {*range(ways)}:
+            say = f"of {ways} ways labels are from 0 to {ways - 1}"
+            raise DataError(f"{FLAG} {data}: {split} has the label {max(strange)}; {say}")
+        return found._replace(labels=np.asarray(found.labels, dtype=np.int64))
 
     return Batches(
         examples(split),
@@ -233,19 +236,25 @@ def _call(
         options = {name: value for name, value in options.items() if name in parameters}
     if not known.is_theirs:
         return function(split, **options)
-    own = sorted((name, v) for name, v in options.items() if name not in known.arguments)
-    return _call_theirs(known.name, split, tuple(own))
+    own = {name: options[name] for name in sorted(options) if name not in known.arguments}
+    try:
+        hash(tuple(own.values()))
+    except TypeError:  # a list is no key of a cache
+        return _call_theirs.__wrapped__(known.name, split, **own)
+    return _call_theirs(known.name, split, **own)
 
 
-@functools.lru_cache(maxsize=4)
-def _call_theirs(data: str, split: str, options: tuple[tuple[str, Any], ...]) -> Any:
+@functools.lru_cache(maxsize=4, typed=True)
+def _call_theirs(data: str, split: str, /, **options: Any) -> Any:
     """Return a user's own function's result, cached; make images by class :class:`ImageClasses`."""
     known = find(data)
     with calling(data=known):
-        found = known.maker()(split, **dict(options))
-    if isinstance(found, (Episodes, ImageClasses, Examples)) or is_taskset(found):
-        return found
-    return image_classes(found, data, split)
+        found = known.maker()(split, **options)
+    if isinstance(found, (ImageClasses, Examples)):
+        _check_images(found.images, found.images.shape[1:], f"{FLAG} {data}: {split}")
+    elif not isinstance(found, Episodes) and not is_taskset(found):
+        found = image_classes(found, data, split)
+    return found
 
 
 def image_classes(found: Any, data: str, split: str) -> ImageClasses:
@@ -260,13 +269,18 @@ def image_classes(found: Any, data: str, split: str) -> ImageClasses:
     arrays = {str(name): np.asarray(images) for name, images in found.items()}
     size = next((images.shape[1:] for images in arrays.values()), ())
     for name, images in arrays.items():
-        is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
-        if images.dtype != np.uint8 or not is_image or images.shape[1:] != size:
-            raise DataError(
-                f"{FLAG} {data}: class {name} of {split} is {images.dtype} {list(images.shape)}; "
-                "all must be uint8 [n, H, W] or [n, H, W, 3], of one size"
-            )
+        _check_images(images, size, f"{FLAG} {data}: class {name} of {split}")
     if not arrays:
         raise DataError(f"{FLAG} {data}: returned no class for {split}")
+    if len(arrays) < len(found):
+        twice = next(name for name in arrays if [*map(str, found)].count(name) > 1)
+        raise DataError(f"{FLAG} {data}: two classes of {split} have the name {twice}, as text")
     joined = np.concatenate([*arrays.values()])
     return ImageClasses.in_order(joined, [len(images) for images in arrays.values()], [*arrays])
+
+
+def _check_images(images: Any, size: tuple[int, ...], what: str) -> None:
+    is_image = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)
+    if images.dtype not in (np.uint8, torch.uint8) or not is_image or images.shape[1:] != size:
+        say = "all must be uint8 [n, H, W] or [n, H, W, 3], of one size"
+        raise DataError(f"{what} is {images.dtype} {list(images.shape)}; {say}")

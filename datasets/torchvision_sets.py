@@ -1,8 +1,9 @@
 """MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
 
 torchvision looks for files under ``<data-root>/<name>``. It downloads files that are missing or do
-not have the published MD5. Once the cache has a decoded copy, the files are not needed any more.
-The validation split is a tenth of torchvision's training part, a fixed draw that ignores classes.
+not have the published MD5, but it trusts unpacked files of MNIST and Fashion-MNIST. Once the cache
+has a decoded copy, the files are not needed any more. The validation split is a tenth of
+torchvision's training part, a fixed draw that ignores classes.
 """
 
 import math

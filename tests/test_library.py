@@ -296,6 +296,7 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
     task = model.episodes("test").task(0)
     adapted = model.adapt(task.support_x, task.support_y)
     before, answers = adapted.module.network_state(), adapted.logits(task.query_x)
+    model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
     model.module(episodes.tasks([3, 4, 5])).backward()
     optimizer.step()
@@ -366,6 +367,9 @@ def test_a_loader_of_torch_takes_tasks_in_order(tasks: maml.Tasks) -> None:
     for i, found in enumerate(seen):
         alone = [tasks.task(id).query_x for id in (2 * i, 2 * i + 1)]
         assert torch.equal(found, torch.stack(alone)) and not torch.equal(*alone)
+    # A user's own data may return a list.
+    listed = tasks.episodes.remade(lambda ids: [tasks.episodes.tasks(ids)])  # type: ignore
+    assert torch.equal(maml.Tasks(listed)[1].query_x, tasks[1].query_x)
 
 
 def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
+from torch.nn.utils.prune import l1_unstructured
 from torch.utils.checkpoint import checkpoint
 
 import maml
@@ -128,6 +130,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "two outputs": lambda: TwoOutputs().double(),
     "words": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
     "buffers": Buffers,
+    "pruned": lambda: nn.Sequential(
+        nn.Flatten(), l1_unstructured(nn.Linear(16, 3).double(), "weight", 0.5)
+    ),
 }
 LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words, "buffers": Judge()}
 HEAD = {"head": "3"}
@@ -195,7 +200,7 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
     tasks, loss_of = made(sizes), LOSSES.get(name, F.cross_entropy)
     if name == "words":  # each example has four words, with a target each
         tasks = [(a, b[:, None].expand(-1, 4), c, d[:, None].expand(-1, 4)) for a, b, c, d in tasks]
-    plain: Any = copy.deepcopy(network)
+    plain: Any = network if name == "pruned" else copy.deepcopy(network)  # torch cannot copy it
     if name == "weight norm":  # torch's own second derivative is wrong
         plain[1].parametrizations.weight[0] = Normed()
     expected, gradients = by_loop(plain, tasks, 3, 0.1, loss_of)
@@ -208,6 +213,7 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(learner.evaluate(form, steps=3)["loss"].mean(), expected)
 
 
 def test_threads_share_a_learner() -> None:
@@ -249,7 +255,13 @@ def test_an_output_layer_may_share_its_weight() -> None:
     for head, names in of_head.items():
         learner = maml.ANIL(Tied(), head=head).learner
         assert learner.adapting.keys() == {f"module.{name}" for name in names}
+        adapting = maml.MAML(Tied(), adapt=f"{head}.*").learner.adapting
+        assert adapting.keys() == learner.adapting.keys()
     network = Tied().double()
+    network.second.bias.requires_grad_(False)
+    maml.ProtoNet(network, head="second")
+    assert not network.second.bias.requires_grad
+    network.second.bias.requires_grad_(True)
     plain: Any = copy.deepcopy(network)
     plain.first = nn.Identity()
     for learner in (maml.ProtoNet(network, head="first"), maml.ProtoNet(plain)):
@@ -275,6 +287,7 @@ def test_an_outer_loss_of_one_s_own_has_the_same_gradient(
     if kind is maml.MAML and not flags:  # fused attention has no second derivative
         network.insert(0, nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True).double())
     learner = kind(network, **steps, **flags)
+    network[-1].weight.register_hook(lambda slope: 2 * slope)  # of the meta-gradient alone
     tasks = made()
     loss = learner(tasks)
     loss.backward()
@@ -570,7 +583,9 @@ def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
 
 def trained(seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
-    learner = maml.MAML(dense(), inner_lr=0.1, inner_steps=2)
+    network = dense()
+    network.register_buffer("table", torch.arange(10, dtype=torch.int16)[::2] + seed)
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2)
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
@@ -639,6 +654,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
          "query_y is torch.float64, .* give loss=torch.nn.functional.mse_loss"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
+        (lambda: maml.MAML(register_parametrization(nn.BatchNorm1d(3), "weight", nn.Softplus())),
+         "hooks or a parametrization of its own"),
         (lambda: maml.MAML(dense(), batching="all"), "batching 'all': auto, vmap or tasks"),
         (lambda: maml.MAML(dense())([(t[0].clone().requires_grad_(), *t[1:]) for t in made()]),
          "task 0: support_x requires a gradient"),

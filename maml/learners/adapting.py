@@ -57,17 +57,22 @@ def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
 def _named(which: str, network: nn.Module, names: list[str], why: str) -> list[str]:
     """Return the ``names`` that one pattern matches."""
     own = {name: own_name(network, name) for name in names}
+    tied: dict[str, str] = getattr(network, "tied", {})
+    every = dict(zip(names, names, strict=True)) | tied  # any name of a parameter, to the one here
     if which == "@norm":
         return [name for name in names if name in norm_parameters(network)]
     if which in ("@head", "@body"):
         prefix = head_prefix(network, f"{why}: the network")
         # A parameter is the head's if any of its names is.
-        tied: dict[str, str] = getattr(network, "tied", {})
-        of_head = {tied.get(name, name) for name in (*names, *tied) if name.startswith(prefix)}
+        of_head = {name for any_name, name in every.items() if any_name.startswith(prefix)}
         found = [name for name in names if (name in of_head) == (which == "@head")]
     else:
-        found = [name for name in names if fnmatch.fnmatchcase(own[name], which)]
-        found = found or [name for name in names if fnmatch.fnmatchcase(name, which)]
+        of_author = {own_name(network, any_name): name for any_name, name in every.items()}
+        for known in (of_author, every):
+            matched = {known[name] for name in fnmatch.filter(known, which)}
+            found = [name for name in names if name in matched]
+            if found:
+                break
     if not found:
         there = in_short([*own.values()])
         raise UserError(f"{why}: {which!r} names none of the network's parameters: {there}")

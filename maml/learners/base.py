@@ -155,7 +155,7 @@ class Learner(nn.Module, ABC):
     def set_loss(self, params: Params, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return a set's loss and outputs. The set's own statistics normalise the set."""
         outputs, _ = self.call_network(params, x)
-        return self.loss(outputs, y), outputs
+        return self.loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the loss (a scalar) of outputs ``[E, …]`` for targets ``y [E, …]``. By default the

@@ -41,15 +41,16 @@ def learner_around(
         objective = CLASSIFICATION._replace(loss=loss)
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
     except Exception as error:
-        # The learner shares the module's tensors, and had begun to change what is frozen.
-        for parameter, needs in needed.items():
-            parameter.requires_grad_(needs)
         if not isinstance(error, UserError):
             raise
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
         raise UserError(line) from error
+    finally:
+        # The learner shares the module's tensors, and has begun to change what is frozen.
+        for parameter, needs in needed.items():
+            parameter.requires_grad_(needs)
     if not learner.meta_parameters():
         raise UserError("module: it has no parameter that could learn")
     return learner
@@ -106,6 +107,11 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
     shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    for part in module.modules():
+        tensors = [t for t in vars(part).values() if isinstance(t, torch.Tensor)]
+        # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
+        made = bool(part._forward_pre_hooks)
+        shared |= {id(t): t.detach() if made else t for t in tensors if made or t.is_leaf}
     try:
         network = copy.deepcopy(module, shared)
     except RuntimeError as error:

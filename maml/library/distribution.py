@@ -36,7 +36,9 @@ def same_everywhere(module: nn.Module) -> None:
     """Give all processes the parameters and buffers of rank 0."""
     if _joined:
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.data, 0)
+            whole = tensor.data.flatten()  # contiguous, as gloo reads memory; of any dtype
+            dist.broadcast(whole.view(torch.uint8), 0)
+            tensor.data.copy_(whole.view_as(tensor))
 
 
 def part(items: list[T]) -> list[tuple[int, T]]:

@@ -104,7 +104,6 @@ class Model:
         image_shape: (C, H, W) of the images that it takes; None if it takes no images.
         ways: The run's number of classes; None for a regression. If the learner has no parameters
             for a class (`Learner.any_ways`), the model takes any number of classes.
-        meta_params: ``{name: […]}``.
     """
 
     def __init__(
@@ -113,9 +112,8 @@ class Model:
         self.learner, self.config, self.iteration = learner, learner.config, iteration
         self.image_shape = learner.image_shape
         self.ways = None if learner.objective is REGRESSION else learner.config.ways
-        self.meta_params = {name: tensor.to(device) for name, tensor in meta_params.items()}
         for name, parameter in learner.meta_parameters().items():
-            parameter.data = self.meta_params[name]
+            parameter.data = meta_params[name].to(device)
         learner.hold_buffers(device)
         # Switched once, not at each call, because threads may share a model.
         self._module = MetaLearner.around(learner, learner.phase(iteration)).eval()
@@ -127,6 +125,11 @@ class Model:
         task = f"regression of {config.data}" if self.ways is None else f"{self.ways}-way"
         images = "" if self.image_shape is None else f", images {list(self.image_shape)}"
         return f"<{config.learner} of {title(config)}, {task}{images}, iteration {self.iteration}>"
+
+    @property
+    def meta_params(self) -> Params:
+        """The meta-parameters, ``{name: […]}``, which share memory with those of `module`."""
+        return {name: p.detach() for name, p in self.learner.meta_parameters().items()}
 
     @property
     def steps(self) -> int:

@@ -19,6 +19,7 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
 from maml.library.alone import alone, in_words_of_the_library
+from maml.metagradient.by_task import one_by_one
 
 LENGTH = 2**24
 """The number of tasks that a loader goes through. No training uses as many."""
@@ -49,7 +50,8 @@ class Tasks(Dataset[Task]):
 
         N is the number of ways, K of shots; examples lie class by class, labels are 0 … N − 1.
         """
-        return Task(*(part[0] for part in self._of([inputs.whole(id, "id")])))
+        made = next(one_by_one(self._of([inputs.whole(id, "id")])))
+        return Task(*(part[0] for part in made))
 
     @alone()
     def tasks(self, ids: Iterable[int]) -> Task:

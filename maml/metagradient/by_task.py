@@ -14,7 +14,7 @@ Way: TypeAlias = Literal["auto", "reverse", "mixed"]
 
 def n_tasks_of(tasks: Any) -> int:
     """Return B, the number of tasks."""
-    return len(pytree.tree_leaves(tasks)[0])
+    return next(len(leaf) for leaf in pytree.tree_leaves(tasks) if isinstance(leaf, torch.Tensor))
 
 
 def each_task(function: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
@@ -23,18 +23,22 @@ def each_task(function: Callable[..., Any], batching: Batching) -> Callable[...,
         return torch.func.vmap(function)
 
     def each(*arguments: Any) -> Any:
-        found = [function(*own) for own in unstacked(arguments)]
-        if len(found) == 1:  # without a copy
-            return pytree.tree_map(lambda part: part[None], found[0])
-        return pytree.tree_map(lambda *parts: torch.stack(parts), *found)
+        return pytree.tree_map(_stacked, *(function(*own) for own in unstacked(arguments)))
 
     return each
+
+
+def _stacked(*parts: Any) -> Any:
+    """Stack the parts, one without a copy. What is no tensor (None, a size) stays as it is."""
+    if not isinstance(parts[0], torch.Tensor):
+        return parts[0]
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 
 def unstacked(tasks: Any) -> Iterator[Any]:
     """Yield each of B tasks, a nest of tensors ``[B, …]``, without the leading dimension."""
     for i in range(n_tasks_of(tasks)):
-        yield pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
+        yield pytree.tree_map(lambda p, i=i: p[i] if isinstance(p, torch.Tensor) else p, tasks)
 
 
 def one_by_one(tasks: Any) -> Iterator[Any]:

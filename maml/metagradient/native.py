@@ -20,9 +20,9 @@ from datasets.tasks import Task
 from maml.kernels.convnet import convnet
 from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
-from maml.networks.conv4 import Conv4, is_hooked
+from maml.networks.conv4 import Conv4
 from maml.networks.loss import MiniBatches, NetworkLoss, part_of
-from maml.networks.ordinary import tensors
+from maml.networks.ordinary import is_hooked, tensors
 from maml.params import Params
 
 ALL = "all weights"

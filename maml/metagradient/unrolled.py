@@ -33,7 +33,9 @@ def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
     """Return the gradient by plain autograd; it is differentiable if gradients are enabled."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        at = {n: w if w.requires_grad else w.detach().requires_grad_() for n, w in weights.items()}
+        # A view, because hooks on a parameter are for the meta-gradient alone.
+        views = {n: w.view_as(w) if w.requires_grad else w.detach() for n, w in weights.items()}
+        at = {n: w if w.requires_grad else w.requires_grad_() for n, w in views.items()}
         found = torch.autograd.grad(
             inner(at), list(at.values()), create_graph=create_graph, allow_unused=True,
             materialize_grads=True,

@@ -22,7 +22,7 @@ from maml.errors import UserError
 from maml.kernels import library
 from maml.kernels.convnet import DTYPES, Shape, lay_out
 from maml.networks import stack
-from maml.networks.ordinary import Ordinary
+from maml.networks.ordinary import Ordinary, is_hooked
 from maml.networks.statistics import EPS, BatchNorm, Statistics, Taped
 
 COMPONENTS = {
@@ -297,17 +297,6 @@ def _is_as_built(
         and conv.bias is not None
         and len(block._modules) == 2
         and not any(is_hooked(module) for module in (block, conv, norm))
-    )
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether a hook or a replaced ``forward`` takes part in a module's call."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
     )
 
 

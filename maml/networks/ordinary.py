@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 
 from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
@@ -40,6 +40,17 @@ def check_parameters(network: nn.Module, name: str) -> None:
                 f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
                 "learn; make it a buffer"
             )
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Return whether a hook or a replaced ``forward`` takes part in a module's call."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
+    )
 
 
 def untie(network: nn.Module) -> dict[str, str]:
@@ -72,12 +83,12 @@ def explicit(module: nn.Module, name: str) -> nn.Module:
         what = f"--network {name}: its {type(layer).__name__} ({path or 'all of it'})"
         if isinstance(layer, _BatchNorm) and (
             type(layer).forward is not _BatchNorm.forward
-            or layer._forward_hooks
-            or layer._forward_pre_hooks
+            or is_hooked(layer)
+            or parametrize.is_parametrized(layer)
         ):
             raise UserError(
-                f"{what} has a forward or hooks of its own, which explicit batch statistics would "
-                "leave out; wrap the layer instead"
+                f"{what} has a forward, hooks or a parametrization of its own, which explicit "
+                "batch statistics would leave out; wrap the layer instead"
             )
         running = getattr(layer, "track_running_stats", False)
         if running and not isinstance(layer, _BatchNorm):
@@ -159,14 +170,14 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
 
     Layers that the author has put into evaluation mode stay there, and batch norms keep their mode.
     """
-    modes = {m: m.training for m in network.modules() if not isinstance(m, ExplicitNorm)}
-    for module, made_training in modes.items():
-        module.training = made_training and training
+    learning = [m for m in network.modules() if m.training and not isinstance(m, ExplicitNorm)]
+    for module in learning:
+        module.training = training
     try:
         yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    finally:  # the others were not touched: another thread may have switched them for a while
+        for module in learning:
+            module.training = True
 
 
 def _replaced(

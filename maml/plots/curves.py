@@ -16,6 +16,7 @@ from maml.config.presets import title
 from maml.evaluation.scores import headline
 from maml.learners import Learner
 from maml.library.model import Model
+from maml.metagradient.by_task import one_by_one
 from maml.params import Params
 from maml.plots import style
 from maml.plots.style import BLUE, GREY, ORANGE
@@ -77,7 +78,7 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, batche
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
     """Draw the fit to the first test task after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
-    task = episodes.tasks(torch.tensor([0]))
+    task = next(one_by_one(episodes.tasks(torch.tensor([0]))))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
         return
@@ -146,10 +147,11 @@ def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str,
     found: list[list[float]] = [[] for _ in steps]
     batches = torch.arange(tasks).split(config.task_batch)
     for ids in tqdm(batches, desc="scoring", unit="batch", leave=False):
-        batch = episodes.tasks(ids)
-        for at, n in zip(found, steps, strict=True):
-            predictions = learner.predictions(model.meta_params, batch, n)
-            at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
+        made: Any = episodes.tasks(ids)
+        for batch in made if isinstance(made, list) else [made]:
+            for at, n in zip(found, steps, strict=True):
+                predictions = learner.predictions(model.meta_params, batch, n)
+                at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
     return metric, found
 
 

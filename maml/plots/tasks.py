@@ -9,6 +9,7 @@ from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import registry
 from maml.library.model import Model
+from maml.metagradient.by_task import one_by_one
 from maml.plots import style
 from maml.plots.style import BLUE, RED
 
@@ -22,12 +23,12 @@ def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
     """Return a test task ``[1, …]`` of a run, and its classes' names or "class 1", "class 2", …."""
     episodes = model.episodes("test").episodes
     ids = torch.tensor([index])
-    known = episodes.names(ids)
+    task, known = next(one_by_one(episodes.tasks(ids))), episodes.names(ids)
     if known is None:
-        return episodes.tasks(ids), [f"class {c + 1}" for c in range(model.ways or 0)]
+        return task, [f"class {c + 1}" for c in range(model.ways or 0)]
     # Show only the last part of a path, and only the beginning of a long name.
     short = [name.rpartition("/")[2] for name in known[0]]
-    return episodes.tasks(ids), [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in short]
+    return task, [n if len(n) <= LONGEST else f"{n[: LONGEST - 1]}…" for n in short]
 
 
 def panel(model: Model, index: int = 0) -> Any:

@@ -388,7 +388,7 @@ def frozen(shape, ways):
 def test_what_would_be_trained_otherwise_than_its_author_thinks_is_refused(write: Write) -> None:
     module = write(ODD_NETWORKS)
     lines = {"whole": "which cannot learn; make it a buffer",
-             "doubling": "has a forward or hooks of its own",
+             "doubling": "has a forward, hooks or a parametrization of its own",
              "Switching": "forward switches the mode of a batch norm"}  # fmt: skip
     for name, line in lines.items():
         with pytest.raises((UserError, DataError), match=f"--network {module}:{name}: .*{line}"):
@@ -479,13 +479,18 @@ def waves(split, shots, queries, seed, dtype):
     return Sinusoid(split=split, shots=shots, queries=queries, seed=seed, dtype=dtype)
 def labelled(split):
     rows = np.arange(12)
-    return Examples(np.zeros((12, 8, 8), np.uint8), rows, rows % 5)
+    return Examples(np.zeros((12, 8, 8), np.uint8), rows, (rows % 5).astype(np.int32))
 def unequal(split):
     return {"few": np.zeros((2, 8, 8), np.uint8), "many": np.zeros((3, 8, 8), np.uint8)}
 def apart(split):
     dice = np.random.default_rng(len(split))
     return {f"{split} {i}": dice.integers(0, 255, (6, 8, 8)).astype(np.uint8) for i in range(5)}
 def forgetful(split): return apart("train")
+def one_text(split): return {1: np.zeros((2, 8, 8), np.uint8), "1": np.zeros((2, 8, 8), np.uint8)}
+def numbers(split): return labelled(split)._replace(images=np.zeros((12, 8, 8)))
+def from_one(split): return labelled(split)._replace(labels=np.arange(12) % 5 + 1)
+def below(split): return labelled(split)._replace(labels=np.arange(12) % 5 - 1)
+def shade(split, of): return {name: np.full((2, 8, 8), 9 * (of is True), np.uint8) for name in "ab"}
 """
 
 
@@ -520,11 +525,22 @@ def test_what_a_data_set_may_not(write: Write) -> None:
         "colours --learner supervised --ways 4": r"has 5 classes; give --ways 5",
         "labelled": r"Examples is for --learner supervised alone",
         "unequal --ways 2": r"the train split has 2 of few, 3 of many",
+        "one_text": r"two classes of train have the name 1, as text$",
+        "numbers --learner supervised": r": train is float64 \[12, 8, 8\]; all must be uint8",
+        "from_one --learner supervised": r"train has the label 5; of 5 ways labels are from 0 to 4",
+        "below --learner supervised": r"train has the label -1; of 5 ways labels are from 0 to 4",
     }.items():
         data = ["maml-glyphs-5way-1shot", "--network", "lenet", "--data", *words.split()]
         data[4] = f"{module}:{data[4]}"
         with pytest.raises((UserError, DataError), match=says):
             build_learner(parse(data)).open_tasks("train")
+
+
+def test_an_option_is_found_again_by_its_value_and_kind(write: Write) -> None:
+    data = f"{write(DATA)}:shade"
+    for of in (1, True, [1]):  # no cache can look up a list
+        task = maml.episodes(data, "train", ways=2, queries=1, of=of).task(0)
+        assert bool(task.query_x.any()) == (of is True)
 
 
 def test_a_class_in_two_splits_is_said(write: Write) -> None:

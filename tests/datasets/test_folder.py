@@ -126,6 +126,9 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
         task = open_them(root, **options).tasks(torch.arange(40))
         assert len(cached_files()) == count
         assert (task.support_x * 255).round().max() == 246 + count
+    # Another folder of this name, whose files have the same names, sizes and times.
+    open_them(shutil.copytree(root, tmp_path / "other" / "mine"), **options)
+    assert len(cached_files()) == count + 1
 
 
 # ---- pixels ----------------------------------------------------------------------------------

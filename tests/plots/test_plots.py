@@ -130,7 +130,7 @@ def test_a_pdf_has_no_title_and_no_date(tmp_path: Path) -> None:
     assert made[0][0] != made[1][0] and made[0][1] == made[1][1]
 
 
-def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
+def test_a_panel_s_frames_say_what_was_right(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = maml.load(there / "a-0")
     figure = tasks.panel(model, 3)
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
@@ -140,4 +140,14 @@ def test_a_panel_s_frames_say_what_was_right(there: Path) -> None:
     assert len(titles) == len(task.query_y[0])
     assert titles.count("✓") == right
     assert f"{100 * right / len(titles):.0f} %" in figure.get_suptitle()
+    listed = maml.Tasks(model.episodes("test").episodes.remade(lambda _: [task]))  # as own data may
+    monkeypatch.setattr(model, "episodes", lambda _: listed)
+    assert tasks.panel(model, 3).get_suptitle() == figure.get_suptitle()
+    monkeypatch.setattr(model.learner, "open_tasks", lambda *_, **_also: listed.episodes)
+    assert curves.scores_by_step(model, [1], 1)[1] == [[pytest.approx(right / len(titles))]]
+    waves = maml.load(there / "d-0")
+    of = waves.episodes("test").episodes.remade(lambda _: [waves.episodes("test").tasks([0])])
+    _, ((axis,),) = style.figure(1, 1, (5, 4))
+    curves.adapted_curve(axis, waves.learner, of, waves.meta_params)
+    assert len(axis.lines) == 5
     assert tasks.panel(maml.load(there / "d-0")) is None

@@ -147,6 +147,12 @@ def _become(job: Mapping[str, Any]) -> None:
     os.environ.update(job["env"])
     # TorchOpt caches there what it has read from the environment.
     sys.modules["torchopt.distributed"].get_world_info.world_info = None
+    # Its hooks of rank zero alone hold the rank that the process had when they were defined.
+    for hook in vars(sys.modules["maml.run.log"].RunLog).values():
+        names = getattr(getattr(hook, "__code__", None), "co_freevars", ())
+        for name, cell in zip(names, getattr(hook, "__closure__", None) or (), strict=True):
+            if name == "world_rank":
+                cell.cell_contents = int(os.environ.get("RANK", "0"))
     os.chdir(job["cwd"])
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY), (1, job["out"], os.O_WRONLY), (2, job["err"], os.O_WRONLY)

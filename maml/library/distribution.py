@@ -36,7 +36,7 @@ def same_everywhere(module: nn.Module) -> None:
     """Give all processes the parameters and buffers of rank 0."""
     if _joined:
         for tensor in (*module.parameters(), *module.buffers()):
-            whole = tensor.data.flatten()  # contiguous, as gloo reads memory; of any dtype
+            whole = tensor.data.contiguous().flatten()  # gloo reads memory, and knows few dtypes
             dist.broadcast(whole.view(torch.uint8), 0)
             tensor.data.copy_(whole.view_as(tensor))
 

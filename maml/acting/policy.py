@@ -109,7 +109,8 @@ class Policy(Learner):
         ``params`` are the network's, with a leading B if ``each`` task has its own.
         """
         dtype = next(iter(params.values())).dtype
-        policy = self._traced[each, self.network.training]
+        traced = self._traced[each, self.network.training]
+        policy = traced.function if self.draws else traced  # recording would draw once more
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             return policy(params, observations.to(dtype), draws)

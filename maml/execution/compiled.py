@@ -206,7 +206,7 @@ class Traced:
     def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
         """``each``: map ``function`` over the leading dimension of its arguments."""
         self._given = function, each
-        self._function = torch.func.vmap(function, randomness="different") if each else function
+        self.function = torch.func.vmap(function, randomness="different") if each else function
         self._calls: Counter[Any] = Counter()
         self._forms: dict[Any, _Form] = {}
 
@@ -221,10 +221,10 @@ class Traced:
         self._calls[key] += 1
         if self._calls[key] == WORTH:
             with contextlib.suppress(RuntimeError):  # it reads values: stay untraced
-                self._forms[key] = record(self._function, tensors, structure)
+                self._forms[key] = record(self.function, tensors, structure)
         form = self._forms.get(key)
         if form is None:
-            return self._function(*arguments)
+            return self.function(*arguments)
         return pytree.tree_unflatten(form.run(*tensors), form.structure)
 
 

@@ -188,7 +188,7 @@ class Hesitant(nn.Sequential):
 def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None:
     """Like every learner; a resumed run equals a run that was not stopped, also if it draws."""
     small = {"network": "tests.acting.test_policies:Hesitant"}
-    small |= {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 15}
+    small |= {"shots": 2, "queries": 2, "eval_queries": 2, "meta_batch_size": 2, "horizon": 160}
     config = with_values(PRESETS["maml-navigation"], **{**BRIEF, **small, "test_tasks": 4})
     whole = train(config, tmp_path / "whole")
     train(config, tmp_path / "parts", iterations=1)

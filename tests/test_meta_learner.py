@@ -62,6 +62,8 @@ class Tied(nn.Module):
 
 
 class TwoOutputs(nn.Module):
+    context_layer = "body"
+
     def __init__(self) -> None:
         super().__init__()
         self.body, self.classes, self.size = nn.Linear(16, 8), nn.Linear(8, 3), nn.Linear(8, 1)
@@ -222,6 +224,9 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(learner.evaluate(form, steps=3)["loss"].mean(), expected)
+    if name == "two outputs":  # a learner whose loss is not the network's alone
+        other = maml.CAVIA(network, loss=of_both)
+        torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), other(tasks))
 
 
 def test_threads_share_a_learner() -> None:

@@ -129,8 +129,8 @@ class Worker:
         with self._naming_theirs():
             some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
-            made = self.learner.materialise(params, some)
             self.learner.batching = "tasks"
+            made = self.learner.materialise(params, some, self.learner.last_phase)
             if isinstance(made, list):  # sets of different sizes, which cannot be batched
                 return
             self.learner.checked_way(params, made, self.learner.last_phase)
@@ -245,7 +245,7 @@ class Worker:
         n_tasks = 0
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
-                made = self._materialised(params, self._on_device(tasks), ids, learner)
+                made = self._materialised(params, self._on_device(tasks), ids, learner, phase)
             with self.stopwatch.spent_on("computing"):
                 outer = self._differentiate(params, made, ids, learner, phase)
                 for name, total in sums.items():
@@ -256,12 +256,14 @@ class Worker:
             n_tasks += len(outer.losses)
         return Share(sums, totals, n_tasks, torch.cat(rows))
 
-    def _materialised(self, params: Params, tasks: Any, ids: Tensor, learner: Learner) -> Any:
+    def _materialised(
+        self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
+    ) -> Any:
         if not learner.draws:
-            return learner.materialise(params, tasks)
+            return learner.materialise(params, tasks, phase)
         where = addresses(learner, "train", ids)
         played = one_by_one.each(
-            learner, lambda own, task: own.materialise(params, task), tasks, where
+            learner, lambda own, task: own.materialise(params, task, phase), tasks, where
         )
         return list(played)
 

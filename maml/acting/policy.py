@@ -7,7 +7,7 @@ loss here. The code that differentiates and distributes a classifier also serves
 
 import functools
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from datasets import open_environments
 from datasets.environments.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
+from maml.errors import UserError
 from maml.execution.compiled import Traced
 from maml.learners.base import Learner
 from maml.learners.data import data_options
+from maml.metagradient.by_task import each_task
 from maml.params import Params
 
 SPREAD = 0.05
@@ -56,7 +58,19 @@ class Policy(Learner):
         # An episode calls the network hundreds of times; a call takes longer than its computation.
         # Recorded operations are those of one mode of the network.
         both = (False, True)
-        self._traced = {(each, mode): Traced(self._chosen, each) for each in both for mode in both}
+        self._traced = {(each, mode): Traced(self.actions, each) for each in both for mode in both}
+
+    def prepare(self, device: torch.device) -> None:
+        """See `Learner.prepare`. Raise `UserError` if an action depends on other environments."""
+        super().prepare(device)
+        seen = torch.randn(4, self.environment.observation_size, generator=torch.Generator())
+        weights = {n: p.detach() for n, p in self.network_weights(self.meta_parameters()).items()}
+        seen = seen.to(next(iter(weights.values())))
+        if self.mixes(seen) or self.call_network(weights, seen)[1]:
+            raise UserError(
+                f"--network {self.config.network}: an action depends on what is seen in other "
+                "environments and at other steps; a policy may read its own observation only"
+            )
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -104,10 +118,13 @@ class Policy(Learner):
 
     @torch.no_grad()
     def act(self, params: Params, first: Tensor, draws: Tensor, *, each: bool) -> Trajectory:
-        """Play all tasks and episodes at once: ``first [B, E, R, S]``, ``draws [B, E, T, D]``.
+        """Play all episodes at once: ``first [B, E, R, S]``, ``draws [B, E, T, D]``; B is optional.
 
         ``params`` are the network's, with a leading B if ``each`` task has its own.
         """
+        if each and self.batching == "tasks":
+            one = functools.partial(self.act, each=False)
+            return cast("Trajectory", each_task(one, self.batching)(params, first, draws))
         dtype = next(iter(params.values())).dtype
         traced = self._traced[each, self.network.training]
         policy = traced.function if self.draws else traced  # recording would draw once more
@@ -117,12 +134,17 @@ class Policy(Learner):
 
         return play(self.environment, first, draws, choose, dtype)
 
-    def _chosen(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
-        return self.choose(self.call_network(params, observations)[0], draws)
+    def actions(self, params: Params, observations: Tensor, draws: Tensor) -> Tensor:
+        """Return one policy's actions for ``observations […, O]``, from uniform ``[…, D]``."""
+        return self.choose(self._outputs(params, observations), draws)
+
+    def _outputs(self, params: Params, observations: Tensor) -> Tensor:
+        outputs, _ = self.call_network(params, observations.flatten(0, -2))
+        return outputs.unflatten(0, observations.shape[:-1])
 
     def log_probabilities(self, params: Params, played: Trajectory) -> Tensor:
         """Return the log-probability of each action of one task, 0 without action: ``[E, T]``."""
-        outputs, _ = self.call_network(params, played.observations)
+        outputs = self._outputs(params, played.observations)
         return self.log_probability(outputs, played.actions) * played.alive
 
     def metrics(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -132,7 +154,7 @@ class Policy(Learner):
     @torch.no_grad()
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
         """Return each task's scores after ``--eval-inner-steps``; ``loss`` is minus the return."""
-        played = self.materialise(meta_params, tasks, self.config.eval_inner_steps)
+        played = self.materialise(meta_params, tasks)
         found = self.metrics(played.query_y, played.query_y)
         found = {"loss": -found["return"], **found}
         # Batch statistics play no part, so both are the same.

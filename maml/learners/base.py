@@ -206,9 +206,9 @@ class Learner(nn.Module, ABC):
             self.config, split, self.contents.form, evaluation=evaluation, classes=classes
         )
 
-    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Any:
-        """Return the B tasks that the losses read. A learner that acts plays them here. ``steps``:
-        the number of inner steps that will follow; None: as many as in training.
+    def materialise(self, meta_params: Params, tasks: Task, phase: int | None = None) -> Any:
+        """Return the B tasks that the losses read. A learner that acts plays them here, as the
+        `training_problem` of ``phase`` states; None: as for ``--eval-inner-steps``.
         """
         return tasks
 

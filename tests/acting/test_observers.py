@@ -1,5 +1,6 @@
 """One agent, many observers: the parameters of one process, and no wait for a failed one."""
 
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,8 @@ from maml.acting.strategies.observers import Batches, Inference, Observers
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
 from maml.learners import build_learner
+from maml.metagradient.problem import Problem
+from maml.params import Params
 from maml.processes.world import World
 from maml.worker import Worker
 from tests.launching import SLACK, run, start_ranks, torchrun
@@ -29,14 +32,35 @@ SHORT: dict[str, Any] = {
 CONFIG = with_values(PRESETS["reinforce-cartpole"], **SHORT)
 
 
+class Phased(Reinforce):
+    """Calls its network in its own way, and states another loss after the first iterations."""
+
+    last_phase = 1
+
+    def phase(self, iteration: int) -> int:
+        return int(iteration >= 2)
+
+    def call_network(self, params: Params, x: Tensor, statistics: Any = None) -> Any:
+        outputs, used = super().call_network(params, x, statistics)
+        return 3 * outputs, used
+
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        def query(params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
+            loss, outputs = self.query_loss(params, task, step)
+            return (2 - phase) * loss, outputs
+
+        return dataclasses.replace(super().training_problem(meta_params, phase), query=query)
+
+
 def test_equal_actions_and_gradients(tmp_path: Path) -> None:
-    """Two observers and an agent train the same parameters as one process.
+    """Two observers and an agent train an own learner's parameters as one process does.
 
     Five tasks do not divide evenly among two. An iteration's actions depend on the parameters
     before it, so a wrong gradient would change all later iterations.
     """
-    alone = train(CONFIG, tmp_path / "alone")["model"]
-    flags = as_flags(with_values(CONFIG, strategy="observers"))
+    own = with_values(CONFIG, learner="tests.acting.test_observers:Phased", iterations=4)
+    alone = train(own, tmp_path / "alone")["model"]
+    flags = as_flags(with_values(own, strategy="observers"))
     ways = {
         "batched": flags,
         # Under a launcher each task may also act where it is computed.
@@ -46,7 +70,7 @@ def test_equal_actions_and_gradients(tmp_path: Path) -> None:
     run(torchrun(3, script), timeout=120)
     found = {way: last(tmp_path / way)["model"] for way in ways}
     torch.testing.assert_close(found, dict.fromkeys(ways, alone), rtol=0, atol=1e-10)
-    (row,) = metrics(tmp_path / "batched")
+    row = metrics(tmp_path / "batched")[-1]
     assert row["requests"] == 2 * 2 * 40 and 80 <= row["forwards"] < 160 - row["flushed"]
     assert row["forwards"] == 80 or row["flushed"]
     assert row["return"] > 5

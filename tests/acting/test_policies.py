@@ -1,5 +1,6 @@
 """Policies: the estimator against a decision process whose return is known in closed form."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import maml
 from maml import evaluate
-from maml.acting.learners.maml_policy import dice
+from maml.acting.learners.maml_policy import MAMLPolicy, dice
 from maml.acting.learners.reinforce import returns_to_go
 from maml.acting.policy import Played
 from maml.config.presets import PRESETS, with_values
@@ -20,6 +21,7 @@ from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.run.files import read_rows
+from maml.worker import Worker
 from tests.runs import BRIEF, metrics, result, same, train
 
 # Two states, two actions, three steps; chance and the action choose the next state: 2^3·2^3 ways.
@@ -176,6 +178,45 @@ def test_a_discount_changes_the_gradient(preset: str) -> None:
         tasks = of.materialise(params, of.open_tasks("train").tasks(torch.arange(2)))
         found.append(of.outer_gradient(params, tasks).gradients)
     assert max(float((found[0][n] - found[1][n]).abs().max()) for n in found[0]) > 1e-6
+
+
+class Recurrent(nn.Module):
+    """Reads an observation's numbers one after the other; `torch.func.vmap` cannot batch tasks."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x[..., None])[0][:, -1])
+
+
+class Centred(Recurrent):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+class Faster(MAMLPolicy):
+    def training_problem(self, meta_params: Params, phase: int) -> Problem:
+        return dataclasses.replace(super().training_problem(meta_params, phase), lr=2.0)
+
+
+def test_a_policy_acts_by_its_training_problem_and_own_observation() -> None:
+    def gradient(network: str, **values: Any) -> Params:
+        small = {**BRIEF, "shots": 2, "queries": 2, "horizon": 10, "dtype": "float64", **values}
+        config = with_values(
+            PRESETS["maml-navigation"], network=f"tests.acting.test_policies:{network}", **small
+        )
+        worker = Worker(config, torch.device("cpu"))
+        assert worker.learner.batching == "tasks"
+        params = worker.learner.meta_parameters()
+        return worker.share(params, torch.arange(2), worker.learner).gradients
+
+    stated = gradient("Recurrent", learner="tests.acting.test_policies:Faster")
+    assert same(stated, gradient("Recurrent", inner_lr=2.0))
+    assert not same(stated, gradient("Recurrent"))
+    with pytest.raises(UserError, match="an action depends on what is seen in other environments"):
+        gradient("Centred")
 
 
 class Hesitant(nn.Sequential):

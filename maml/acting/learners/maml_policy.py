@@ -1,6 +1,6 @@
 """MAML for policies (Finn et al. 2017, arXiv:1703.03400, algorithm 3)."""
 
-import functools
+import itertools
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from maml.acting.policy import Played, Policy, first_return
 from maml.errors import UserError
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
+from maml.metagradient.unrolled import trajectory
 from maml.params import Params
 
 COMPONENTS = {
@@ -85,32 +86,37 @@ class MAMLPolicy(Policy):
         return -dice(logp, rewards, weights) / config.horizon
 
     @torch.no_grad()
-    def materialise(self, meta_params: Params, tasks: Task, steps: int | None = None) -> Played:
+    def materialise(self, meta_params: Params, tasks: Task, phase: int | None = None) -> Played:
         """Play each inner step's support episodes and take the step; then play the queries."""
-        steps = self.config.inner_steps if steps is None else steps
-        weights = self.network_weights(meta_params)
+        if phase is None:
+            problem = self.problem(meta_params, self.config.eval_inner_steps)
+        else:
+            problem = self.training_problem(meta_params, phase)
         played: list[Trajectory] = []
-        for step in range(steps):
-            adapted = self._after(meta_params, weights, tasks, played)
+        for step in range(problem.steps):
+            adapted = self._after(problem, tasks, played)
             # Each step gets other uniform numbers: all are shifted modulo 1.
             draws = (tasks.support_y + step * _TURN) % 1.0
             played.append(self.act(adapted, tasks.support_x, draws, each=step > 0))
-        adapted = self._after(meta_params, weights, tasks, played)
-        query = self.act(adapted, tasks.query_x, tasks.query_y, each=steps > 0)
+        adapted = self._after(problem, tasks, played)
+        query = self.act(adapted, tasks.query_x, tasks.query_y, each=bool(played))
         after = first_return(query)
         before = first_return(played[0]) if played else after
         support = _stacked(played) if played else ()
         return Played(support, _cut(query, 2), torch.stack([before, after], dim=-1))
 
-    def _after(
-        self, meta_params: Params, weights: Params, tasks: Task, played: list[Trajectory]
-    ) -> Params:
-        """Return each task's weights after the inner steps on ``played``; if empty, ``weights``."""
+    def _after(self, problem: Problem, tasks: Task, played: list[Trajectory]) -> Params:
+        """Return each task's weights after the inner steps on ``played``; if empty, the start."""
         if not played:
-            return weights
+            return problem.params(problem.start, 0)
+        steps = len(played)
         nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
         made = Played(_stacked(played), played[0], nothing)
-        after = functools.partial(self.adapted, meta_params, steps=len(played))
+
+        def after(task: Played) -> Params:
+            *_, weights = itertools.islice(trajectory(problem, task), steps)
+            return problem.params(weights, min(steps, problem.last_step))
+
         after_each: Params = each_task(after, self.batching)(made)
         return after_each
 

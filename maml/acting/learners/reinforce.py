@@ -65,7 +65,7 @@ class Reinforce(Policy):
 
     @torch.no_grad()
     def materialise(
-        self, meta_params: Params, tasks: Task | Played, steps: int | None = None
+        self, meta_params: Params, tasks: Task | Played, phase: int | None = None
     ) -> Played:
         """Play T steps in each environment, unless ``tasks`` are played already."""
         if isinstance(tasks, Played):

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -44,27 +44,25 @@ class Inference:
     """The policy of one training step, for any thread. Counts ``forwards`` and ``requests``."""
 
     def __init__(self, learner: Reinforce) -> None:
-        self._learner = learner
         # A copy, because a call of the learner's network swaps the network's tensors meanwhile.
-        self._policy = copy.deepcopy(learner.network).requires_grad_(False)
+        self._learner = copy.deepcopy(learner)
+        self._weights: Params = {}
         self._seen = learner.environment.observation_size
         self.forwards, self.requests = 0, 0
 
     def follow(self, meta_params: Params) -> None:
         """Answer by ``meta_params`` from here on. No request may be in progress."""
         weights = self._learner.network_weights(meta_params)
-        with torch.no_grad():
-            for name, tensor in self._policy.named_parameters():
-                tensor.copy_(weights[name])
+        # Copies, because the outer optimizer changes its own in place.
+        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     @torch.no_grad()
     def __call__(self, requests: list[Tensor]) -> list[Tensor]:
         """Return actions for requests ``[n, O + D]`` (observations, draws), by one forward pass."""
         rows = torch.cat(requests)
         observations, draws = rows[:, : self._seen], rows[:, self._seen :]
-        dtype = next(self._policy.parameters()).dtype
-        outputs, _ = self._policy(observations.to(dtype), None)
-        actions = self._learner.choose(outputs, draws)
+        dtype = next(iter(self._weights.values())).dtype
+        actions = self._learner.actions(self._weights, observations.to(dtype), draws)
         self.forwards += 1
         self.requests += len(requests)
         return list(actions.split([len(request) for request in requests]))
@@ -76,7 +74,7 @@ class Batches:
     An incomplete batch is answered after ``wait`` seconds; ``flushed`` counts these batches.
     """
 
-    def __init__(self, inference: Inference, wait: float) -> None:
+    def __init__(self, inference: Callable[[list[Tensor]], list[Tensor]], wait: float) -> None:
         self._inference, self._wait = inference, wait
         self._changed = threading.Condition()
         self._playing: set[int] = set()
@@ -167,6 +165,11 @@ class Observers(OverRpc):
             )
         if world.size == 1:
             raise UserError("--strategy observers: needs 2 processes: an agent and an observer")
+        if worker.learner.draws:
+            raise UserError(
+                "--strategy observers: the agent acts for all tasks at once, and the network's "
+                "random draws belong to a task; give --strategy rpc"
+            )
         self.learner = worker.learner
         self.computing = range(1)
         self.number = 0
@@ -178,7 +181,7 @@ class Observers(OverRpc):
         self._missed = 0
         if self.drives:
             self.inference = Inference(self.learner)
-            self.batches = Batches(self.inference, config.batch_wait)
+            self.batches = Batches(reported(self.inference), config.batch_wait)
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let each free observer play a part of ``ids``; differentiate what observers return."""
@@ -200,7 +203,8 @@ class Observers(OverRpc):
         joined = Trajectory(
             *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
         )
-        made = Batch(self.learner.last_phase, as_played(joined), self._played)
+        phase = self.learner.phase(int(ids[0]) // self.config.meta_batch_size)
+        made = Batch(phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
     def _free(self) -> list[int]:

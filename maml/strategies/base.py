@@ -183,10 +183,7 @@ class Strategy(ABC):
         """
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed.
-
-        A server that waits for only some of the tasks may also return the ids of the others.
-        """
+        """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed."""
         return ids
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ CPU tensors cross RPC; a worker computes on its own device.
 """
 
 import time
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed.rpc as rpc
 import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
+from torch.distributed.rpc.internal import _internal_rpc_pickler as RPC_PICKLER
 
 from maml.config import Config
 from maml.errors import WorkerLostError
@@ -72,10 +74,16 @@ class Reference:
 
 
 @reported
-def _learn(reference: Reference) -> None:
-    """Run on a worker, before its first step: take the learner that later calls use."""
-    reference.clone.hold_buffers(this(Rpc).worker.device)
-    this(Rpc).arrived = reference
+def _learn(reference: Reference | None) -> None:
+    """Run on a worker, before its first step: take the learner that later calls use, or None to
+    use its own.
+    """
+    worker = this(Rpc).worker
+    if reference is None:
+        this(Rpc).arrived = lambda _: worker.learner
+    else:
+        reference.clone.hold_buffers(worker.device)
+        this(Rpc).arrived = reference.put
 
 
 def _begin(step: int, flat: Tensor, calls: int) -> None:
@@ -141,7 +149,7 @@ class Rpc(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self.arrived: Reference | None = None
+        self.arrived: Callable[[Params], Learner] | None = None
         self.gathering = Gathering(reported(self._gathered_rows))
         self._taught = False
         if world.size > 1 and config.partition == "exclusive":
@@ -191,8 +199,13 @@ class Rpc(OverRpc):
     def _teach(self) -> None:
         """Send the learner to the other ranks, once."""
         if not self._taught:
-            reference = Reference(self.worker.learner)
+            reference: Reference | None = Reference(self.worker.learner)
             others = self.others
+            try:
+                RPC_PICKLER.serialize(reference)
+            except Exception:  # of any type: pickling runs the classes' own code
+                # A class made in a function, say, cannot travel. Each process has built the same.
+                reference = None
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 
@@ -200,7 +213,7 @@ class Rpc(OverRpc):
         """Return the answers to the calls of a step that this rank gathered: one row per task."""
         if self.arrived is None:
             raise RuntimeError("a task came before its learner")
-        learner, ids = self.arrived.put(self.packing.to_params(flat.detach())), torch.tensor(tasks)
+        learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
         # With a delay, so that the gradient is sent first.
         flat.register_hook(lambda gradient: self.worker.look_ahead(ids, delay=0.001))

@@ -110,13 +110,17 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain numbers, for its checkpoint."""
-        return {"beginning": self._beginning, "far": list(self._far), "loss": self._loss}
+        return {
+            "beginning": self._beginning, "far": list(self._far), "loss": self._loss,
+            "in_a_row": self._in_a_row,
+        }  # fmt: skip
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Restore what `state` returned; an earlier version's is empty, so begin anew."""
+        """Restore what `state` returned; an earlier version's is empty or lacks an entry."""
         if state:
             self._beginning, self._loss = state["beginning"], state["loss"]
             self._far.extend(state["far"])
+            self._in_a_row = state.get("in_a_row", 0)
 
     def _is_far(self) -> bool:
         """Return whether most of the last `LONG` losses (or of all, if fewer) are far above."""

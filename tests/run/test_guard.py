@@ -93,6 +93,7 @@ def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Local, "meta_step", meta_step)
     config = sinusoid(iterations=10**6, on_nonfinite="skip", log_every=7)
+    train(config, tmp_path, iterations=30)  # a restart does not count anew
     with pytest.raises(UserError, match=f"at each of the last {SKIPPED_IN_A_ROW}: training has"):
         train(config, tmp_path)
     assert len(list((tmp_path / "nonfinite").iterdir())) == MODELS

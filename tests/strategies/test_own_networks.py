@@ -40,6 +40,14 @@ class Everything(nn.Module):
         return self.head(self.drop(torch.tanh(h) if h.mean() > 0 else h))
 
 
+class Unsent(Everything):
+    """No pickle can contain it, so RPC cannot send it."""
+
+    def __init__(self, image_shape: tuple[int, int, int], ways: int) -> None:
+        super().__init__(image_shape, ways)
+        self.drop.register_forward_hook(lambda module, given, out: None)
+
+
 class Unequal(Episodes):
     """Tasks of 2 to 4 classes, with 1 to 3 examples of each."""
 
@@ -124,7 +132,8 @@ def test_any_topology_trains_the_same_and_goes_on_to_the_same_bits(tmp_path: Pat
     trained("parts", "--iterations", "2")
     parts = trained("parts", "--resume", "auto")
     assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())
-    for strategy in ("rpc", "allreduce"):
-        run_dir = tmp_path / strategy
-        run_torchrun(2, [*WORDS, *OF_ANY_SIZES, "--strategy", strategy, "--run-dir", str(run_dir)])
+    for strategy, network in (("rpc", "Everything"), ("rpc", "Unsent"), ("allreduce", "Unsent")):
+        run_dir = tmp_path / (strategy + network)
+        own = ["--network", f"tests.strategies.test_own_networks:{network}", "--strategy", strategy]
+        run_torchrun(2, [*WORDS, *OF_ANY_SIZES, *own, "--run-dir", str(run_dir)])
         torch.testing.assert_close(last(run_dir)["model"], whole, rtol=1e-10, atol=1e-12)

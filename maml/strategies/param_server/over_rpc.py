@@ -151,7 +151,9 @@ class ParameterServer(OverRpc):
             elif result is not None:
                 self._dropped += 1
         # Sum in the order of ranks, not of arrival, so that a repeated run has the same bits.
-        return functools.reduce(torch.add, (shares[rank] for rank in sorted(shares)))
+        ranks = sorted(shares)
+        self._taken_in = torch.cat([parts[rank] for rank in ranks])
+        return functools.reduce(torch.add, (shares[rank] for rank in ranks))
 
     def _first_to_arrive(self, params: Tensor, ids: Tensor) -> Tensor:
         """Return the first share that is not more than ``--ps-max-staleness`` steps behind."""
@@ -175,8 +177,8 @@ class ParameterServer(OverRpc):
             self._dropped += 1
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
-        """Return ``ids``; in async mode, the ids of the gradient that arrived."""
-        return self._taken_in if self.config.ps_mode == "async" else ids
+        """Return the ids of the gradients that this step took in."""
+        return self._taken_in
 
     def _take(self, deadline: float, missing: Set[int]) -> Event:
         """Return and count the next arrival of any rank; a timeout names ``missing`` ranks."""

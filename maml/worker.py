@@ -316,16 +316,21 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
+        of_training = learner.draws, learner.batching
         # Dropout is off at test, unless ``--eval-draws`` is set.
-        learner.draws = learner.draws or self.config.eval_draws
         with switched(learner.network, training=self.config.eval_draws):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
-                if _one_by_one(learner, tasks):
-                    found += one_by_one.each(
-                        learner, of, tasks, addresses(learner, split, of_batch)
-                    )
-                else:
-                    found.append(of(learner, tasks))
+                if not _one_by_one(learner, tasks):
+                    try:
+                        found.append(of(learner, tasks))
+                        continue
+                    except RuntimeError as error:
+                        if DRAWN not in str(error):
+                            raise
+                        learner.batching = "tasks"
+                where = addresses(learner, split, of_batch)
+                found += one_by_one.found_in_each(learner, of, tasks, where)
+        learner.draws, learner.batching = of_training
         return found
 
     def _batches(self, ids: Tensor) -> list[Tensor]:

@@ -59,19 +59,10 @@ def outer_gradient(
         return call(gradient, meta_params, task)
 
     learner.checked_way(meta_params, tasks, phase)
-    sums: Params = {}
-    found = []
-    with draws.alone(), kept():
-        before = state()
-        for of_task in each(learner, one, tasks, where):
-            own = of_task.gradients
-            sums = {n: sums[n] + g for n, g in own.items()} if sums else own
-            found.append(of_task)
-        drawn = state() != before
-    if not learner.draws and drawn:
-        # The network may have drawn, so compute again with addresses.
-        learner.draws = True
-        return outer_gradient(learner, meta_params, tasks, where, phase, call)
+    found = found_in_each(learner, one, tasks, where)
+    sums, *others = (of.gradients for of in found)
+    for own in others:
+        sums = {name: sums[name] + gradient for name, gradient in own.items()}
     losses = torch.cat([of.losses for of in found])
     outputs = None
     if not isinstance(tasks, list):
@@ -82,6 +73,24 @@ def outer_gradient(
         outputs,
         {name: torch.cat([of.metrics[name] for of in found]) for name in learner.metric_names},
     )
+
+
+def found_in_each(
+    learner: Learner,
+    function: Callable[[Learner, Any], T],
+    tasks: Any,
+    where: Sequence[draws.Address],
+) -> list[T]:
+    """Return the list of `each`. Set `Learner.draws` if the tasks draw; compute again then."""
+    with draws.alone(), kept():
+        before = state()
+        found = list(each(learner, function, tasks, where))
+        drawn = state() != before
+    if not learner.draws and drawn:
+        # The network may have drawn, so compute again with addresses.
+        learner.draws = True
+        return found_in_each(learner, function, tasks, where)
+    return found
 
 
 def each(

@@ -13,6 +13,7 @@ from maml.config import Config, registry
 from maml.config.presets import PRESETS, with_values
 from maml.learners import Learner
 from maml.params import Params
+from tests.workers import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 LEARNERS: dict[str, type[Learner]] = {
@@ -143,3 +144,25 @@ def test_what_is_overridden_is_evaluated() -> None:
     assert plain < blind[0] < backwards
     assert [each.item() for each in blind] == pytest.approx([math.log(5)] * 2)
     assert not gradient(learners[-1], params, tasks).any()
+
+
+class Sampled(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
+    """Answers by noisy weights."""
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        noisy = {name: p + 0.1 * torch.randn_like(p) for name, p in params.items()}
+        outputs, _ = self.call_network(noisy, task.query_x)
+        return outputs, outputs
+
+
+@pytest.mark.parametrize("batching", ["vmap", "tasks"])
+def test_answers_that_draw_have_the_task_s_address(batching: str) -> None:
+    """A task's answers are the same in every share, and training goes on as before."""
+    values = {"learner": "tests.learners.test_overridden:Sampled", "eval_draws": True}
+    worker = worker_of("maml-glyphs-5way-1shot", batching=batching, eval_inner_steps=1, **values)
+    params = worker.learner.meta_parameters()
+    whole, again, alone = (
+        worker.evaluate(params, "test", ids, worker.learner) for ids in (IDS, IDS, IDS[1:])
+    )
+    assert torch.equal(whole, again) and torch.equal(whole[1:], alone)
+    assert (worker.learner.draws, worker.learner.batching) == (False, batching)

@@ -55,6 +55,9 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
     owner = getattr(loss, "__self__", None)
     if owner is not None:  # a base class may define the method
         name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
+    if isinstance(found, tuple) and len(found) == 2 and not isinstance(found[0], Tensor):
+        what = _shape(found[0])
+        raise TypeError(f"{name}: the loss is {what}: it must be a tensor [], computed by torch")
     raise TypeError(
         f"{name} returns {_shape(found)}: it must return (loss, outputs), a tensor and "
         "one or more, which metrics are computed of"

@@ -23,7 +23,7 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         RuntimeError: for a parameter that no loss reads, unless it is ``frozen``: a mistake, not a
             zero gradient.
     """
-    unread = {*problem.start, *problem.fixed}.difference(frozen)
+    every = unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
     places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
     for place, task in enumerate(one_by_one(tasks)):
@@ -35,6 +35,11 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
             if unread or not (step or place):
                 names, of_kernels = _read(problem, part, step, task)
                 unread, by_kernels = unread - names, by_kernels | of_kernels
+    if unread == every and len(every) > 1:
+        raise RuntimeError(
+            "no loss depends on any parameter: compute it by torch from the outputs, and detach "
+            "nothing on the way"
+        )
     if unread:
         name = min(unread)
         what = "adapt" if name in problem.start else "be learned"
@@ -68,7 +73,9 @@ def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], 
             "params. A module does not know of layers in a Python list: keep them in nn.ModuleList"
         )
     if value.dim():
-        raise ValueError(f"the {part} loss is {list(value.shape)}, not a scalar")
+        raise ValueError(
+            f"the {part} loss is {list(value.shape)}, not a scalar: take the mean over the examples"
+        )
     return names, {name for name in names if id(params[name]) in of_kernels}
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from maml.networks.calls import alone_with, apply
 from maml.networks.loss import is_ours
 from maml.networks.ordinary import Ordinary, switched, tensors
+from maml.networks.statistics import Statistics
 from maml.params import Params, in_float64
 
 NUDGE = 0.1
@@ -52,9 +53,14 @@ def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     }
     places = torch.arange(len(x), device=x.device)
     for at in (params, nudged):
-        whole, used = apply(network, at, x)
+
+        def call(x: Tensor, used: Statistics = (), at: Params = at) -> tuple[Tensor, Statistics]:
+            # Copies, because a network may write into its buffers.
+            return apply(network, {n: t.clone() for n, t in at.items()}, x, used or None)
+
+        whole, used = call(x)
         for half in (*places.tensor_split(2), places[::2], places[1::2]):
-            if not _same(apply(network, at, x[half], used or None)[0], whole[half]):
+            if not _same(call(x[half], used)[0], whole[half]):
                 return True
     return False
 

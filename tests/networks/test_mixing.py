@@ -67,3 +67,19 @@ def test_what_is_made_of_torch_s_own_modules_is_asked_too() -> None:
     x = torch.randn(10, 4)
     assert mixes(explicit(layers, "x"), x)
     assert not mixes(explicit(layers[:3], "x"), x)
+
+
+class Counting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def test_asking_leaves_no_trace() -> None:
+    network = explicit(Counting().double(), "x")
+    assert not mixes(network, torch.randn(10, 4, dtype=torch.float64))
+    assert not dict(network.named_buffers())["module.calls"]

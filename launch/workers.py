@@ -25,7 +25,7 @@ from maml.config.parser import Parser, at_least
 from maml.processes.identity import OutOfMemory
 from maml.processes.launcher import LOCAL, MET, STORE
 from maml.processes.program import run_program
-from maml.processes.signals import heeded, leave_lost_terminal
+from maml.processes.signals import heeded, leave_lost_terminal, name_of
 
 TRAIN = Path(__file__).resolve().parents[1] / "train_maml.py"
 
@@ -119,8 +119,11 @@ class _Workers:
         deadline = math.inf
         while self._living():
             if signals:
-                self.stopped_by = signals.pop(0)
-                deadline = min(deadline, self._end(self.stopped_by))
+                number = signals.pop(0)
+                # A terminal sends Ctrl-C to the workers, too. A second SIGINT ends them unsaved.
+                is_ctrl_c = number == signal.SIGINT and not self.stopped_by
+                self.stopped_by = number
+                deadline = min(deadline, self._end(signal.SIGTERM if is_ctrl_c else number))
             elif deadline == math.inf and self._must_end():
                 deadline = self._end(signal.SIGTERM)
             if time.monotonic() > deadline:
@@ -168,7 +171,7 @@ class _Workers:
         code: int = failed.returncode
         if code == 2:  # bad input, which the worker itself has reported
             return code
-        by = signal.Signals(-code).name if code < 0 else f"with exit code {code}"
+        by = name_of(-code) if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:
             largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
             by += self._memory.cause("the largest process", largest)

@@ -17,6 +17,7 @@ from tests.launching import REPO, until
 # Every stand-in for Python has the version that the file `version` names.
 PYTHON = """#!/bin/sh
 case "$*" in
+  "-m launch.workers "*) echo "$PWD $PYTHONPATH $7" ;;
   *"venv, ensurepip"* | *"import sys; exit"*) grep -q "3.1[1-4]" {root}/version ;;
   *version_info*) echo "# Python $(cat {root}/version) in $3" ;;
   "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
@@ -156,6 +157,16 @@ def test_pip_takes_over_from_uv(machine: Machine) -> None:
     uv, pip = (machine.root / "calls").read_text().splitlines()
     assert uv.startswith("uv ") and pip.startswith("pip ")
     assert all("--constraint requirements.lock" in call for call in (uv, pip))
+
+
+def test_the_quickstart_runs_in_the_folder_of_the_caller(machine: Machine) -> None:
+    machine.make()
+    shutil.copy(REPO / "launch/quickstart", machine.root / "repo/launch")
+    done = subprocess.check_output(
+        ["bash", "../repo/launch/quickstart", "--run-dir", "mine"], text=True, cwd=machine.venv,
+        env={"PATH": "/usr/bin:/bin", "VENV": str(machine.venv)},
+    )  # fmt: skip
+    assert done.startswith(f"{machine.venv} {machine.root}/repo mine\n\nThe run is in mine: ")
 
 
 def test_all_versions_are_locked() -> None:

@@ -9,6 +9,7 @@ import pytest
 from maml import evaluate as evaluation
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
+from maml.errors import UserError
 from maml.run.directory import read_config
 from maml.trainer import Trainer
 from tests.runs import metrics, result, supervised, train
@@ -55,6 +56,8 @@ def test_epochs_say_how_many_iterations(tmp_path: Path) -> None:
     assert (written.epochs, written.iterations) == (3, 11)
     # One more epoch continues the same run.
     assert train(with_values(config, epochs=4), tmp_path)["iteration"] == 14
+    with pytest.raises(UserError, match=r"^--epochs 3: .* was made after iteration 14$"):
+        train(config, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("supervised-")])

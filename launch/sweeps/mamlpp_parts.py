@@ -15,7 +15,7 @@ from maml.processes.program import run_program
 COMMON = ["mamlpp-glyphs-5way-1shot", "--network=conv4", "--filters=32", "--meta-batch-size=8"]
 NONE = {
     "lslr": "false", "per-step-norm": "false", "msl-epochs": "0", "first-order-epochs": "0",
-    "meta-schedule": "constant", "meta-lr-end": "0",
+    "meta-schedule": "constant",
 }  # fmt: skip
 PARTS: dict[str, dict[str, str]] = {
     "none": {},

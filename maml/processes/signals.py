@@ -29,6 +29,13 @@ def exit_code(name: str) -> int:
     return 128 + signal.Signals[name]
 
 
+def name_of(number: int) -> str:
+    """Return a signal's name, or "signal 35": most real-time signals have only a number."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
 def leave_lost_terminal() -> None:
     """Discard output to a terminal that is gone, because every print would raise an error."""
     for stream in (1, 2):
@@ -51,12 +58,15 @@ class StopRequest:
 
     def install(self) -> None:
         """Install handlers for the `heeded` signals; call this in the main thread."""
+        came: list[int] = []
 
         def handle(number: int, frame: object) -> None:
-            if self.signal is not None and number == signal.SIGINT:
+            # `signal` may come from another rank, so only what came here makes a SIGINT the second.
+            if came and number == signal.SIGINT:
                 raise KeyboardInterrupt
+            came.append(number)
             leave_lost_terminal()
-            self.signal = signal.Signals(number).name
+            self.signal = self.signal or name_of(number)
 
         for number in heeded():
             signal.signal(number, handle)

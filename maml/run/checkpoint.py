@@ -122,7 +122,7 @@ def tested(content: dict[str, Any]) -> dict[str, Any]:
 
 def load_parameters(path: Path) -> tuple[Params, str]:
     """Return the parameters of a checkpoint or a ``state_dict``, and the key that held them."""
-    content = _content(path)
+    content = _content(path, is_zip=zipfile.is_zipfile(path))
     if isinstance(content, dict) and "model" in content and "format" in content:
         return dict(load(path)["model"]), ""
     if PARTS["model"](content) and content:
@@ -140,12 +140,15 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     return dict(found[key]), str(key)
 
 
-def _content(path: Path) -> Any:
-    """Return the content of a file that torch saved, tensors on the CPU; errors as in `load`."""
+def _content(path: Path, is_zip: bool = True) -> Any:
+    """Return the content of a file that torch saved, tensors on the CPU; errors as in `load`.
+
+    Unless ``is_zip``, the file has torch's older format, which has no checksums.
+    """
     try:
         # torch ignores the checksums that it writes, so a damaged weight would go unnoticed.
-        with zipfile.ZipFile(path) as archive:
-            if damaged := archive.testzip():
+        with zipfile.ZipFile(path) if is_zip else contextlib.nullcontext() as archive:
+            if archive and (damaged := archive.testzip()):
                 raise DamagedError(f"{path}: not a readable checkpoint: {damaged} in it is damaged")
         with warnings.catch_warnings():
             # These warnings are about files that are refused below anyway.

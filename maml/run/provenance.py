@@ -55,13 +55,17 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Return this repository's commit, with ``-dirty`` if files differ from it."""
+    """Return this repository's commit, with ``-dirty`` if files differ from it.
+
+    Return None if this file is in no repository, or only below one that does not track it.
+    """
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10)
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         dirty = git("status", "--porcelain", "--untracked-files=no").strip()
         return git("rev-parse", "HEAD").strip() + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):

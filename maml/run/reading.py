@@ -10,7 +10,7 @@ from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
 from maml.run.files import TESTED, Scores, read_object, read_rows, read_tasks
-from maml.run.log import Row
+from maml.run.log import Row, step_and_values
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Run:
 
 
 def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
-    """Return ``<split>/<metric>`` by iteration, the oldest first; keep inf and nan."""
-    split, _, name = metric.partition("/")
-    of_split = (row for row in rows if row.get("split", "train") == split)
-    return {
-        r["iteration"]: float(r[name]) for r in of_split if isinstance(r.get(name), int | float)
-    }
+    """Return a metric by iteration, the oldest first; keep inf and nan.
+
+    ``metric`` is its name for loggers: ``validation/accuracy``, ``validation/after/1``.
+    """
+    found = map(step_and_values, rows)
+    return {iteration: values[metric] for iteration, values in found if metric in values}
 
 
 def read(path: Path) -> Run:

@@ -44,7 +44,7 @@ def read(asked: str, metric: str | None) -> Arm:
     test_tasks.csv. None means the run's headline metric: the accuracy, for policies the return,
     for regressions the loss.
     """
-    path, values = _split(asked)
+    path, text = _split(asked)
     if not path.is_dir():
         raise UserError(f"{path} is no folder")
     points: dict[Path, dict[str, Any]] = {}
@@ -52,11 +52,14 @@ def read(asked: str, metric: str | None) -> Arm:
         # Imported here, because most comparisons involve no sweep and need no Optuna.
         from maml.studies.sweeping import sweep
 
-        points = sweep.points_in(path)
+        for run_dir, point in sweep.points_in(path).items():
+            points[run_dir] = {_field(name): value for name, value in point.items()}
     found = reading.find([path])
+    values = _values(text, {*vars(found[0].config), *(n for of in points.values() for n in of)})
     runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
-        raise UserError(f"{asked}: no run in {path} has these values")
+        read_as = " and ".join(f"{name}={value!r}" for name, value in values.items())
+        raise UserError(f"{asked}: no run in {path} has these values: {read_as}")
     tested = [run for run in runs if (run.path / TESTED).is_file()]
     for run in tested:
         # A run that trained on after its test has the scores of an earlier model.
@@ -138,31 +141,42 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
     return first, second
 
 
-def _split(asked: str) -> tuple[Path, dict[str, str]]:
-    """Return the path of ``PATH:name=value,…``, and the values."""
+def _split(asked: str) -> tuple[Path, str]:
+    """Return the path of ``PATH:name=value,…``, and the text of the values."""
     path, text = asked, ""
     if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
         path, text = found.groups()
+    return Path(path).expanduser(), text
+
+
+def _field(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
+
+
+def _values(text: str, known: set[str]) -> dict[str, str]:
+    """Return the values of ``name=value,…`` by name; all names but the first are ``known``."""
     parts: list[str] = []
-    # Commas and spaces between brackets separate a component's arguments, not values.
+    # A value may have commas, as in adapt=*,@norm=0. Between brackets are a component's arguments.
     for gap, piece in re.findall(r"([,\s]*)([^,\s]+)", text):
-        if parts and ("=" not in piece or parts[-1].count("(") > parts[-1].count(")")):
+        name, equals, _ = piece.partition("=")
+        is_next = equals and _field(name) in known
+        if parts and (not is_next or parts[-1].count("(") > parts[-1].count(")")):
             parts[-1] += gap + piece
         else:
             parts.append(piece)
     each = (part.partition("=") for part in parts)
-    values = {name.lstrip("-").replace("-", "_"): value for name, _, value in each}
-    return Path(path).expanduser(), values
+    return {_field(name): value for name, _, value in each}
 
 
 def _has(config: Config, values: dict[str, str], asked: str, point: dict[str, Any]) -> bool:
-    there = {**vars(config), **point}
     for name, value in values.items():
-        if name not in there:
+        # YAML reads 1e-1 as text. A sweep's point has the text, and the configuration 0.1.
+        there = [of[name] for of in (vars(config), point) if name in of]
+        if not there:
             raise UserError(f"{asked}: no run has a value named {name}")
-        same = str(there[name]).lower() == value.lower()  # true matches True
+        same = value.lower() in (str(each).lower() for each in there)  # true matches True
         with contextlib.suppress(ValueError):
-            same = same or there[name] == float(value)  # 1e-1 matches 0.1
+            same = same or float(value) in there  # 1e-1 matches 0.1
         if not same:
             return False
     return True

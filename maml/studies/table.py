@@ -7,6 +7,7 @@ import fnmatch
 import statistics
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from datasets.words import counted
 from maml.config import Config
@@ -129,12 +130,7 @@ def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     # An experiment other than the preset's own has no published number.
     claimed = "–" if changed(records[0].config) else _claim(preset)
     results = [record.result for record in records]
-    judged = headline([key for key, value in results[0].items() if value is not None])
-    name, second = f"non_transductive_{judged}", "–"
-    # A result may lack the non-transductive score.
-    if name in results[0]:
-        second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
-    first = spread([of[judged] for of in results], results[0].get("ci95"), judged)
+    first, second = _scores(results)
     seeds = ", ".join(str(record.config.seed) for record in records)
     tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     minutes = statistics.median(record.made["minutes"] for record in records)
@@ -149,16 +145,27 @@ def _together(preset: Config, record: Run) -> tuple[str, ...]:
     chosen_by = ("keep_best", *CHOOSING)
     alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
     claimed = alike and not changed(record.config) and models == preset.keep_best
-    name = "ensemble_non_transductive_accuracy"
+    own = {n.removeprefix("ensemble_"): v for n, v in result.items() if n.startswith("ensemble_")}
+    first, second = _scores([own])
     return (
         f"– ensemble of {models}",
         _claim(preset).removesuffix(" (ensemble)") if claimed else "–",
-        spread([result["ensemble_accuracy"]], result["ensemble_ci95"]),
+        first,
         str(record.config.seed),
         f"{result['tasks']:,}",
-        spread([result[name]], result[f"{name}_ci95"]),
+        second,
         "–",
     )
+
+
+def _scores(results: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the headline score of the seeds' results, and their non-transductive score."""
+    judged = headline([key for key, value in results[0].items() if value is not None])
+    name, second = f"non_transductive_{judged}", "–"
+    # A result may lack the non-transductive score.
+    if name in results[0]:
+        second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
+    return spread([of[judged] for of in results], results[0].get("ci95"), judged), second
 
 
 def _went_wrong(record: Run) -> str:

@@ -116,9 +116,9 @@ def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
         )
     checkpoint.check_model(saved, params, str(path))
     if saved["iteration"] > config.iterations:
-        raise UserError(
-            f"--iterations {config.iterations}: {path} was made after {saved['iteration']}"
-        )
+        length = "iterations" if config.epochs is None else "epochs"
+        made = f"{path} was made after iteration {saved['iteration']}"
+        raise UserError(f"{flag(length)} {getattr(config, length)}: {made}")
     try:
         OuterOptimizer(config, params).load_state_dict(saved["optimizer"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -76,6 +76,16 @@ SINUSOID = [
 ]  # fmt: skip
 
 
+def test_a_training_may_begin_with_a_flag(tmp_path: Path) -> None:
+    """A sweep of two nodes would be refused."""
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "srun").chmod(0o755)
+    given = {"SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "a", "SLURM_JOB_NODELIST": "a"}
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "1", **given}
+    command = ["bash", "launch/slurm.sbatch", "--config=run/config.yaml"]
+    assert ' train "$@" train ' in subprocess.check_output(command, text=True, env=env, cwd=REPO)
+
+
 def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path) -> None:
     """Pre-empted by a better job, then out of time: it ends with the undisturbed run's bits."""
     run_torchrun(2, [*SINUSOID, "--run-dir", str(checkout / "straight")], timeout=150)

@@ -100,6 +100,16 @@ def test_torchrun(tmp_path: Path) -> None:
     assert check_stopped(tmp_path, "SIGTERM", done.stdout, torchruns_own) >= 3
 
 
+def test_ctrl_c_under_launch_local(tmp_path: Path) -> None:
+    """It reaches the workers twice, from the terminal and from the launcher, and is one Ctrl-C."""
+    config = with_values(ENDLESS, run_dir=str(tmp_path), learner="tests.launch.test_slurm:Slow")
+    launched = start([sys.executable, "-m", "launch.workers", *as_flags(config), "--workers", "2"])
+    wait_for_iteration(launched, tmp_path, 3, limit=90)
+    launched.signal_group(signal.SIGINT)
+    done = launched.wait(90, expect=130)
+    check_stopped(tmp_path, "SIGINT", done.stdout, done.stderr)
+
+
 TERMINAL = """
 import contextlib, os, pty, select, signal, sys, time
 from pathlib import Path

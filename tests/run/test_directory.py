@@ -1,6 +1,7 @@
 """What a run leaves behind."""
 
 import platform
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
+from maml.run import provenance
 from maml.run.directory import choose, write_config
 from maml.run.files import read_tasks
 from tests.runs import glyphs, metrics, result, sinusoid, train
@@ -86,6 +88,16 @@ def test_damaged_scores_of_tasks_are_named(tmp_path: Path) -> None:
         path.write_text(f"split,seed,index,accuracy\ntest,0,0,0.5\n{row}\n")
         with pytest.raises(UserError, match=f"{path}: line 3{message}"):
             read_tasks(path)
+
+
+def test_only_a_repository_that_tracks_the_code_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in ("init -q", "commit -q --allow-empty -m mine"):
+        subprocess.run([*git, *words.split()], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance.git_commit() is None
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

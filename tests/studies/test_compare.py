@@ -14,7 +14,10 @@ from maml.errors import UserError
 from maml.run import directory, reading
 from maml.run.files import write_tasks
 from maml.studies import arms, compare, statistics
+from maml.studies.sweeping import file
+from maml.studies.sweeping.sweep import Sweep
 from tests.runs import glyphs
+from tests.studies import sweeps
 
 NAMES = ("loss", "accuracy", "non_transductive_loss", "non_transductive_accuracy")
 
@@ -132,6 +135,20 @@ def test_arguments_of_a_component_tell_runs_apart(
     assert all(f"| {side} " in said for side in sides)
     with pytest.raises(UserError, match="its runs differ in network: name one"):
         arms.read(str(tmp_path), None)
+
+
+def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
+    parameters = {"inner_lr": {"values": ["1e-1", "4e-1"]}, "my-part": {"value": "a"}}  # texts
+    sweep = Sweep(tmp_path / "s", file.read(sweeps.written(tmp_path, parameters=parameters)))
+    for inner_lr, adapt in ((0.1, "*,@norm=0"), (0.4, "@head")):
+        trial = sweep.take(None)
+        assert trial is not None
+        made(trial.run_dir, inner_lr=inner_lr, adapt=adapt)
+        sweep.end(trial, "finished", 0.5)
+    for values in ("inner_lr=0.1", "inner-lr=1e-1,my-part=a", "adapt=*,@norm=0,my_part=a"):
+        assert arms.read(f"{sweep.folder}:{values}", None).first.config.inner_lr == 0.1
+    with pytest.raises(UserError, match=r"these values: inner_lr=.0\.4,part=a."):
+        arms.read(f"{sweep.folder}:inner_lr=0.4,part=a", None)
 
 
 @pytest.mark.parametrize(

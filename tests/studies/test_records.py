@@ -31,7 +31,7 @@ from maml.studies import check_record, record, recorded, table
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
-from tests.runs import glyphs, last, same
+from tests.runs import glyphs, last, same, sinusoid, train
 
 OF_MAML = sorted(
     path.parent
@@ -322,6 +322,11 @@ def test_a_record_that_is_judged_otherwise(tmp_path: Path) -> None:
     (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
     assert "`reinforce-cartpole with --" in row and "(return)" in row
     assert check_record.main([str(kept)]) == 0
+    # An ensemble is judged as its models are.
+    train(sinusoid(eval_every=1, checkpoint_every=1, test_tasks=4), tmp_path / "sinusoid")
+    kept = record.write(tmp_path / "sinusoid", tmp_path / "others", ensemble=2)
+    (*_, row) = table.table(tmp_path / "others", "run", "bare").splitlines()
+    assert f" {recorded.read(kept).result['ensemble_loss']:.2f} ± " in row and "(loss)" in row
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

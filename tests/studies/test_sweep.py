@@ -21,7 +21,7 @@ from maml.studies import arms
 from maml.studies import sweep as command
 from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
-from maml.studies.sweeping.worker import share
+from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
 from tests.runs import last, same, train
 from tests.studies import sweeps
@@ -96,16 +96,22 @@ def test_what_a_trial_s_end_says(tmp_path: Path) -> None:
     for number, (parameters, code, expected) in enumerate((
         ({"seed": [0, 1], "ends": 143}, 143, [WAITING]),
         ({"ends": -9}, 1, [FAILED]),
+        ({"ends": -35}, 1, [FAILED]),
         ({"good": ["inf", 0.5]}, 1, [FAILED, FINISHED]),
     )):  # fmt: skip
         path = written(tmp_path / str(number), parameters)
         assert swept(path) == code and states(path) == expected
         said.append(opened(path).trials()[0].record.user_attrs["reason"])
     killed, infinite = "killed by SIGKILL (out of memory?)", "its validation/accuracy is inf"
-    assert said == ["", killed, f"{infinite} at the end"]
+    assert said == ["", killed, "killed by signal 35", f"{infinite} at the end"]
     lost = written(tmp_path / "lost", {"seed": [0]}, metric={"name": "validation/loss"})
     assert swept(lost) == 1
     assert "no validation/loss in" in opened(lost).trials()[0].record.user_attrs["reason"]
+    # A metric has its loggers' name. Another program's config.yaml does not matter.
+    row = {"iteration": 1, "split": "validation", "after": {"0": 0.25, "1": 0.5}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row))
+    (tmp_path / "config.yaml").write_text("rate: 0.1")
+    assert value_of_run(tmp_path, "validation/after/1") == 0.5
 
 
 def test_workers_share_cores_and_gpus() -> None:

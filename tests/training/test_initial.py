@@ -45,11 +45,13 @@ def test_takes_what_has_the_same_name(tmp_path: Path, capfd: pytest.CaptureFixtu
 
 
 def test_what_was_tested_is_tested_again(tmp_path: Path) -> None:
-    """As a run, as its checkpoint, and as a state_dict of what was loaded."""
+    """As a run, as its checkpoint, and as a state_dict of what was loaded, in torch's formats."""
     done = tmp_path / "done"
     train(glyphs(iterations=1, test_tasks=4), done)
-    torch.save(maml.load(done).module.state_dict(), tmp_path / "weights.pt")
-    for i, init in enumerate((done, done / "checkpoints/last.pt", tmp_path / "weights.pt")):
+    weights, files = maml.load(done).module.state_dict(), (tmp_path / "new.pt", tmp_path / "old.pt")
+    for file, zipped in zip(files, (True, False), strict=True):
+        torch.save(weights, file, _use_new_zipfile_serialization=zipped)
+    for i, init in enumerate((done, done / "checkpoints/last.pt", *files)):
         again = tmp_path / str(i)
         train(glyphs(iterations=0, test_tasks=4, init=str(init)), again)
         assert result(again)["loss"] == result(done)["loss"]

@@ -16,8 +16,9 @@ from typing import TypeVar
 import torch
 from optuna.pruners import NopPruner
 
+from maml.errors import UserError
 from maml.evaluation.best import best
-from maml.processes.signals import SIGNALS, StopRequest
+from maml.processes.signals import SIGNALS, StopRequest, name_of
 from maml.run import directory
 from maml.run.files import read_rows
 from maml.run.reading import history
@@ -156,11 +157,13 @@ class Workers:
 def value_of_run(run_dir: Path, metric: str) -> float | None:
     """Return the value that ranks a run: the last, or the tested model's; None without values."""
     values = history(read_rows(run_dir / "metrics.jsonl"), metric)
-    if metric.startswith("validation/") and (run_dir / "config.yaml").exists():
-        config = directory.read_config(run_dir)
-        if config.test_model == "best":
-            chosen = best(run_dir, values, transductive=config.transductive)
-            values = {chosen[0]: values[chosen[0]]} if chosen else values
+    if metric.startswith("validation/"):
+        # A program that is not ours may write no config.yaml, or another one.
+        with contextlib.suppress(UserError):
+            config = directory.read_config(run_dir)
+            if config.test_model == "best":
+                chosen = best(run_dir, values, transductive=config.transductive)
+                values = {chosen[0]: values[chosen[0]]} if chosen else values
     return next(reversed(values.values()), None)
 
 
@@ -173,7 +176,7 @@ def _end_with_the_worker() -> None:
 def _reason(code: int, log: Path) -> str:
     """Return why a program failed: the signal, or else its last error line or last line."""
     if code < 0:
-        return f"killed by {signal.Signals(-code).name}" + " (out of memory?)" * (code == -9)
+        return f"killed by {name_of(-code)}" + " (out of memory?)" * (code == -9)
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("error: ")] or lines
     return f"exit code {code}: {said[-1].removeprefix('error: ')}"

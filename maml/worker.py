@@ -24,9 +24,8 @@ from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
 from maml.learners import Learner, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
-from maml.metagradient import by_task, differentiate
-from maml.metagradient.batching import DRAWN, NotRepeatedError, batching_of
-from maml.networks.ordinary import switched
+from maml.metagradient import by_task
+from maml.metagradient.batching import NotRepeatedError, batching_of
 from maml.params import Params
 
 T = TypeVar("T")
@@ -247,7 +246,10 @@ class Worker:
             with self.stopwatch.spent_on("sampling"):
                 made = self._materialised(params, self._on_device(tasks), ids, learner, phase)
             with self.stopwatch.spent_on("computing"):
-                outer = self._differentiate(params, made, ids, learner, phase)
+                # Only the last phase's function is compiled: a long training ends in it.
+                call = self.compiled if phase == learner.last_phase else None
+                where = addresses(learner, "train", ids)
+                outer = one_by_one.outer_gradient(learner, params, made, where, phase, call)
                 for name, total in sums.items():
                     total += outer.gradients[name]
                 metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -266,24 +268,6 @@ class Worker:
             learner, lambda own, task: own.materialise(params, task, phase), tasks, where
         )
         return list(played)
-
-    def _differentiate(
-        self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
-    ) -> differentiate.OuterGradient:
-        # Only one function is compiled: that of the last phase, which a long training ends in.
-        call = self.compiled if phase == learner.last_phase else None
-        if not _one_by_one(learner, tasks):
-            try:
-                if call is None:
-                    return learner.outer_gradient(params, tasks, phase)
-                return call(functools.partial(learner.outer_gradient, phase=phase), params, tasks)
-            except RuntimeError as error:
-                if DRAWN not in str(error):
-                    raise
-                # The losses draw only now, for example only in a later phase.
-                learner.draws, learner.batching = True, "tasks"
-        where = addresses(learner, "train", ids)
-        return one_by_one.outer_gradient(learner, params, tasks, where, phase, call)
 
     def evaluate(
         self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner
@@ -316,21 +300,10 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         batches, found = self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
-        of_training = learner.draws, learner.batching
-        # Dropout is off at test, unless ``--eval-draws`` is set.
-        with switched(learner.network, training=self.config.eval_draws):
+        with one_by_one.at_test(learner):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
-                if not _one_by_one(learner, tasks):
-                    try:
-                        found.append(of(learner, tasks))
-                        continue
-                    except RuntimeError as error:
-                        if DRAWN not in str(error):
-                            raise
-                        learner.batching = "tasks"
                 where = addresses(learner, split, of_batch)
-                found += one_by_one.found_in_each(learner, of, tasks, where)
-        learner.draws, learner.batching = of_training
+                found += one_by_one.found_in(learner, of, tasks, where)
         return found
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
@@ -343,7 +316,3 @@ class Worker:
         # From pinned memory, the copy overlaps with the computation.
         tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
         return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)
-
-
-def _one_by_one(learner: Learner, tasks: Any) -> bool:
-    return isinstance(tasks, list) or learner.batching == "tasks"

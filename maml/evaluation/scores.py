@@ -11,6 +11,7 @@ from datasets.checked import shared_classes
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
+from maml.learners import Learner
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies.base import Strategy
@@ -38,6 +39,23 @@ def check_headline(worker: Worker, split: str, transductive: bool, flag: str) ->
     if not transductive:
         raise UserError(f"{flag}: {reason}, so it has no non-transductive number")
     return f"warning: {reason}: the numbers called non-transductive are transductive, too"
+
+
+@torch.no_grad()
+def after_steps(
+    worker: Worker, params: Params, split: str, ids: Tensor, steps: Sequence[int]
+) -> tuple[str, Tensor]:
+    """Return accuracies (for a regression losses) of the tasks ``ids [T]`` after each number of
+    inner ``steps``: the metric's name, and ``[T, len(steps)]``.
+    """
+    metric = "accuracy" if "accuracy" in worker.learner.metric_names else "loss"
+    name = ("" if worker.config.transductive else "non_transductive_") + metric
+
+    def of(own: Learner, tasks: Any) -> Tensor:
+        each = (own.scores(own.predictions(params, tasks, n), tasks.query_y) for n in steps)
+        return torch.stack([scores[name] for scores in each], dim=1)
+
+    return metric, torch.cat(worker.evaluated(worker.learner, split, ids, of))
 
 
 def evaluate(

@@ -4,6 +4,7 @@ This serves where ``torch.func.vmap`` cannot batch tasks, or where one task is e
 core (``--batching``). A network's random draws have the address of the task.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,9 +18,11 @@ from datasets.generators import kept, state
 from maml.execution.threads import spread
 from maml.learners.base import Learner
 from maml.metagradient import draws
+from maml.metagradient.batching import DRAWN
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
+from maml.networks.ordinary import switched
 from maml.params import Params
 
 T = TypeVar("T")
@@ -45,52 +48,80 @@ def outer_gradient(
     phase: int,
     call: Callable[..., OuterGradient] | None = None,
 ) -> OuterGradient:
-    """Return the same as `Learner.outer_gradient`. Set `Learner.draws` if the tasks draw.
+    """Return the same as `Learner.outer_gradient`, without ``outputs``, as `found_in` computes it.
 
-    ``tasks`` may be a list of batches of one task, of any sizes; then ``outputs`` is None.
-    ``where`` is as in `each`. ``call`` takes a function, the meta-parameters and a task, and calls
-    the function, for example compiled (``--compile``).
+    ``call`` takes a function, the meta-parameters and tasks, and calls the function, for example
+    compiled (``--compile``).
     """
 
-    def one(own: Learner, task: Any) -> OuterGradient:
-        gradient = functools.partial(own.outer_gradient, phase=phase, checked=True)
+    def gradient(own: Learner, some: Any) -> OuterGradient:
+        function = functools.partial(own.outer_gradient, phase=phase, checked=some is not tasks)
         if call is None or learner.draws:
-            return gradient(meta_params, task)
-        return call(gradient, meta_params, task)
+            return function(meta_params, some)
+        return call(function, meta_params, some)
 
     learner.checked_way(meta_params, tasks, phase)
-    found = found_in_each(learner, one, tasks, where)
-    sums, *others = (of.gradients for of in found)
-    for own in others:
-        sums = {name: sums[name] + gradient for name, gradient in own.items()}
-    losses = torch.cat([of.losses for of in found])
-    outputs = None
-    if not isinstance(tasks, list):
-        outputs = pytree.tree_map(lambda *each: torch.cat(each), *(of.outputs for of in found))
+    found = found_in(learner, gradient, tasks, where)
+    sums = found[0].gradients
+    for of_task in found[1:]:
+        sums = {name: total + of_task.gradients[name] for name, total in sums.items()}
     return OuterGradient(
         sums,
-        losses,
-        outputs,
+        torch.cat([of.losses for of in found]),
+        None,
         {name: torch.cat([of.metrics[name] for of in found]) for name in learner.metric_names},
     )
 
 
-def found_in_each(
+def found_in(
     learner: Learner,
     function: Callable[[Learner, Any], T],
     tasks: Any,
     where: Sequence[draws.Address],
 ) -> list[T]:
-    """Return the list of `each`. Set `Learner.draws` if the tasks draw; compute again then."""
+    """Return ``[function(learner, tasks)]`` if the learner batches tasks, else the list of `each`.
+
+    ``tasks`` may be a list of batches of one task, of any sizes, which are computed one by one.
+    ``where`` is as in `each`. If the tasks draw, set `Learner.draws`, and compute them again, one
+    by one.
+    """
+    if learner.batching == "vmap" and not isinstance(tasks, list):
+        try:
+            return [function(learner, tasks)]
+        except RuntimeError as error:
+            if DRAWN not in str(error):
+                raise
+            # The losses draw only now, for example because a dropout rate was zero before.
+            learner.draws, learner.batching = True, "tasks"
     with draws.alone(), kept():
         before = state()
         found = list(each(learner, function, tasks, where))
         drawn = state() != before
     if not learner.draws and drawn:
-        # The network may have drawn, so compute again with addresses.
         learner.draws = True
-        return found_in_each(learner, function, tasks, where)
+        return found_in(learner, function, tasks, where)
     return found
+
+
+@contextlib.contextmanager
+def at_test(learner: Learner) -> Iterator[None]:
+    """Within this context dropout is off, unless ``--eval-draws`` is set. After it, the learner
+    batches and draws as before: what a test finds out says nothing about training.
+    """
+    before = learner.draws, learner.batching
+    with switched(learner.network, training=learner.config.eval_draws):
+        yield
+    learner.draws, learner.batching = before
+
+
+def tested(
+    learner: Learner, function: Callable[[Learner, Any], T], tasks: Any, ids: Tensor
+) -> list[T]:
+    """Return `found_in` of the test tasks ``ids [B]``, where the learner's parameters are."""
+    device = next(iter(learner.meta_parameters().values())).device
+    tasks = pytree.tree_map(lambda tensor: tensor.to(device), tasks)
+    with at_test(learner):
+        return found_in(learner, function, tasks, addresses(learner, "test", ids))
 
 
 def each(

@@ -27,7 +27,7 @@ from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_tasks, classes_of, ways_of, whole
 from maml.metagradient import draws
-from maml.metagradient.batching import DRAWN, Found, batching_of
+from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
@@ -127,7 +127,7 @@ class MetaLearner(nn.Module):
         self._told = set[bool]()
         self._told_apart: dict[tuple[int, int], int] = {}
         self._accepted = set[tuple[int, ...]]()
-        self.learner.batching = "tasks"  # `_gradient` uses a copy with "vmap"
+        self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
         for name in self.learner.frozen:
             self.learner.network.get_parameter(name).requires_grad_(False)
 
@@ -180,24 +180,16 @@ class MetaLearner(nn.Module):
         call = None
         if self._compiling is not None:
             call = self._compiling.of(own, self._loss, training=self.training)
-        if found.batching == "tasks" or len(set(map(_shapes, tasks))) > 1:
-            of_all = one_by_one.outer_gradient(own, params, tasks, addresses, self._phase, call)
-            # Keep `draws`, because control flow may make only later tasks draw.
-            self._found[self.training] = found._replace(draws=own.draws)
-            return of_all
-        batched = copy.copy(own)
-        batched.batching = "vmap"
-        gradient = functools.partial(batched.outer_gradient, phase=self._phase)
-        try:
-            if call is not None:
-                return call(gradient, params, _joined(tasks))
-            return gradient(params, _joined(tasks))
-        except RuntimeError as error:
-            if DRAWN not in str(error):
-                raise
-            # The network draws only now, for example because its dropout rate was zero before.
-            self._found[self.training] = found._replace(draws=True, batching="tasks")
-            return self._gradient(own, params, tasks, addresses)
+        together = found.batching == "vmap" and len(set(map(_shapes, tasks))) == 1
+        used = copy.copy(own)
+        used.batching = "vmap" if together else "tasks"
+        given = _joined(tasks) if together else tasks
+        of_all = one_by_one.outer_gradient(used, params, given, addresses, self._phase, call)
+        # Control flow may make only later tasks draw.
+        own.draws = used.draws
+        batching = used.batching if together else found.batching
+        self._found[self.training] = Found(batching, used.draws)
+        return of_all
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield (learner, indices of its tasks), one for each number of classes if that matters."""

@@ -102,6 +102,7 @@ class Model:
         config: The configuration of its run.
         iteration: The number of training iterations after which this model was saved.
         image_shape: (C, H, W) of the images that it takes; None if it takes no images.
+        device: Where its parameters are.
         ways: The run's number of classes; None for a regression. If the learner has no parameters
             for a class (`Learner.any_ways`), the model takes any number of classes.
     """
@@ -117,7 +118,7 @@ class Model:
         learner.hold_buffers(device)
         # Switched once, not at each call, because threads may share a model.
         self._module = MetaLearner.around(learner, learner.phase(iteration)).eval()
-        self._device = device
+        self.device = device
         self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
 
     def __repr__(self) -> str:
@@ -167,7 +168,7 @@ class Model:
             if len(classes) != self.ways:
                 learner = copy.copy(self.learner)
                 learner.config = with_values(self.config, ways=len(classes))
-        y = y.to(self._device)
+        y = y.to(self.device)
         # Adapting reads only the support set. `AdaptedModel.predict` gets the queries later.
         with torch.no_grad(), switched(learner.network, training=False):
             fast = adapted(learner, self.meta_params, Task(x, y, x[:0], y[:0]), steps)
@@ -216,7 +217,7 @@ class Model:
             x = inputs.images(given, shape, self.config.data, what)
         else:
             x = inputs.numbers(given, what, shape or contents.point[:1], integers=contents.integers)
-        return x.to(self._device, torch.int64 if contents.integers else self._dtype)
+        return x.to(self.device, torch.int64 if contents.integers else self._dtype)
 
 
 class AdaptedModel:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from datasets.episodes import Episodes
@@ -13,10 +14,10 @@ from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import title
-from maml.evaluation.scores import headline
-from maml.learners import Learner
+from maml.evaluation.scores import after_steps, headline
+from maml.learners import Learner, one_by_one
 from maml.library.model import Model
-from maml.metagradient.by_task import one_by_one
+from maml.metagradient import by_task
 from maml.params import Params
 from maml.plots import style
 from maml.plots.style import BLUE, GREY, ORANGE
@@ -78,19 +79,24 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, batche
 
 def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
     """Draw the fit to the first test task after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
-    task = next(one_by_one(episodes.tasks(torch.tensor([0]))))
+    task = next(by_task.one_by_one(episodes.tasks(torch.tensor([0]))))
     if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
         axis.set_axis_off()
         return
     params = {name: tensor.cpu() for name, tensor in meta_params.items()}
+    transductive = learner.config.transductive
     points = torch.cat([task.support_x, task.query_x], dim=1)
-    x = torch.linspace(float(points.min()), float(points.max()), 201, dtype=points.dtype)[:, None]
+    x = torch.linspace(float(points.min()), float(points.max()), 201, dtype=points.dtype)
+    asked = task._replace(query_x=x[None, :, None], query_y=torch.zeros_like(x)[None, :, None])
     one = Task(*(tensor[0] for tensor in task))
     for steps, color, dash in ((0, GREY, ":"), (1, ORANGE, "--"), (5, BLUE, "-")):
-        adapted = learner.adapted(params, one, steps)
-        y = learner.call_network(adapted, x)[0].detach()
-        label = counted(steps, "inner step")
-        axis.plot(x[:, 0], y[:, 0], color=color, linestyle=dash, label=label)
+
+        def fit(own: Learner, asked: Task, steps: int = steps) -> Tensor:
+            found = own.predictions(params, asked, steps)
+            return found.transductive if transductive else found.non_transductive
+
+        (y,) = one_by_one.tested(learner, fit, asked, torch.tensor([0]))
+        axis.plot(x, y[0, :, 0], color=color, linestyle=dash, label=counted(steps, "inner step"))
     axis.plot(one.query_x[:, 0], one.query_y[:, 0], ".", color=GREY, label="queries", zorder=0)
     axis.plot(one.support_x[:, 0], one.support_y[:, 0], "^", color="black", label="support")
     style.finish(axis, "x", "y")
@@ -140,19 +146,12 @@ def line_of_seeds(
 
 def scores_by_step(model: Model, steps: Sequence[int], tasks: int) -> tuple[str, list[list[float]]]:
     """Return the metric's name, and test tasks' scores after each number of inner steps."""
-    learner, config = model.learner, model.config
-    episodes = learner.open_tasks("test", evaluation=True)
-    prefix = "" if config.transductive else "non_transductive_"
-    metric = "accuracy" if "accuracy" in learner.metric_names else "loss"
-    found: list[list[float]] = [[] for _ in steps]
-    batches = torch.arange(tasks).split(config.task_batch)
+    worker = Worker(model.config, model.device, trains=False)
+    batches, rows = torch.arange(tasks).split(model.config.task_batch), list[Tensor]()
     for ids in tqdm(batches, desc="scoring", unit="batch", leave=False):
-        made: Any = episodes.tasks(ids)
-        for batch in made if isinstance(made, list) else [made]:
-            for at, n in zip(found, steps, strict=True):
-                predictions = learner.predictions(model.meta_params, batch, n)
-                at += learner.scores(predictions, batch.query_y)[prefix + metric].tolist()
-    return metric, found
+        metric, scores = after_steps(worker, model.meta_params, "test", ids, steps)
+        rows.append(scores)
+    return metric, torch.cat(rows).T.tolist()
 
 
 def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:

@@ -8,8 +8,9 @@ from torch import Tensor
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import registry
+from maml.learners import Learner, one_by_one
 from maml.library.model import Model
-from maml.metagradient.by_task import one_by_one
+from maml.metagradient import by_task
 from maml.plots import style
 from maml.plots.style import BLUE, RED
 
@@ -23,7 +24,7 @@ def task_of(model: Model, index: int) -> tuple[Task, list[str]]:
     """Return a test task ``[1, …]`` of a run, and its classes' names or "class 1", "class 2", …."""
     episodes = model.episodes("test").episodes
     ids = torch.tensor([index])
-    task, known = next(one_by_one(episodes.tasks(ids))), episodes.names(ids)
+    task, known = next(by_task.one_by_one(episodes.tasks(ids))), episodes.names(ids)
     if known is None:
         return task, [f"class {c + 1}" for c in range(model.ways or 0)]
     # Show only the last part of a path, and only the beginning of a long name.
@@ -35,15 +36,22 @@ def panel(model: Model, index: int = 0) -> Any:
     """Draw a test task: each row shows a class's support images, then its queries and answers.
 
     A right answer has a blue frame and a tick. A wrong answer has a red frame, a cross and the
-    answered class. Return None for regression, or if the examples are not images.
+    answered class. Return None for regression, if the examples are not images, or if the learner
+    has other outputs than one for each class.
     """
     if model.ways is None or model.image_shape is None:
         return None
     task, classes = task_of(model, index)
-    config = model.config
-    found = model.learner.predictions(model.meta_params, task, config.eval_inner_steps)
-    outputs = found.transductive if config.transductive else found.non_transductive
-    answers, truth = outputs[0].argmax(-1), task.query_y[0]
+    config, truth = model.config, task.query_y[0]
+
+    def answered(own: Learner, task: Task) -> Tensor:
+        found = own.predictions(model.meta_params, task, config.eval_inner_steps)
+        return found.transductive if config.transductive else found.non_transductive
+
+    (outputs,) = one_by_one.tested(model.learner, answered, task, torch.tensor([index]))
+    if outputs.shape[1:] != (len(truth), model.ways):
+        return None
+    answers = outputs[0].argmax(-1).cpu()
     ways = model.ways
     support = [task.support_x[0][task.support_y[0] == c][:SHOWN] for c in range(ways)]
     queries = [(truth == c).nonzero()[:SHOWN, 0] for c in range(ways)]

@@ -6,13 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from maml.config import registry
 from maml.config.presets import changed, published_row
 from maml.evaluation.best import BestModel
-from maml.evaluation.scores import evaluate, means, no_answers, of_tasks, summary, with_headline
-from maml.learners import Learner
+from maml.evaluation.scores import (
+    after_steps,
+    evaluate,
+    means,
+    no_answers,
+    of_tasks,
+    summary,
+    with_headline,
+)  # fmt: skip
 from maml.library.model import Model
 from maml.params import Params
 from maml.plots import style
@@ -82,23 +88,14 @@ class Validations:
         return self.best.iteration, self.best.model
 
 
-@torch.no_grad()
 def _after(worker: Worker, params: Params) -> dict[str, Any]:
     """Return the mean accuracy (for regression the loss) of `TASKS` tasks, by inner steps."""
     most = worker.config.eval_inner_steps
     if not most:
         return {}
-    prefix = "" if worker.config.transductive else "non_transductive_"
-    name = prefix + ("accuracy" if "accuracy" in worker.learner.metric_names else "loss")
-    after = {}
-    for n in range(most + 1) if most <= STEPS else (0, most // 2, most):
-
-        def of(own: Learner, tasks: Any, n: int = n) -> Tensor:
-            return own.scores(own.predictions(params, tasks, n), tasks.query_y)[name]
-
-        scores = worker.evaluated(worker.learner, "validation", torch.arange(TASKS), of)
-        after[str(n)] = float(torch.cat(scores).mean())
-    return {"after": after}
+    steps = range(most + 1) if most <= STEPS else (0, most // 2, most)
+    _, scores = after_steps(worker, params, "validation", torch.arange(TASKS), steps)
+    return {"after": dict(zip(map(str, steps), scores.mean(0).tolist(), strict=True))}
 
 
 def _rates(worker: Worker, params: Params) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import maml
@@ -84,8 +85,13 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
     assert [*reading.methods([runs[0], other])][1] == "inner_steps=7 weight_decay=0.125"
 
 
-def test_what_is_shown_is_what_the_runs_say(there: Path) -> None:
-    """After as many steps as the test used, scores by step equal the test's."""
+def test_what_is_shown_is_what_the_runs_say(there: Path, tmp_path: Path) -> None:
+    """After as many steps as the test used, scores by step equal the test's, also if they draw."""
+    own = {"network": "tests.strategies.test_own_networks:Everything", "dtype": "float64"}
+    train(glyphs(**own, eval_draws=True, test_tasks=8), tmp_path)
+    drawing = maml.load(tmp_path, trust=True)
+    _, (drawn,) = curves.scores_by_step(drawing, [drawing.steps], 8)
+    assert np.mean(drawn) == pytest.approx(result(tmp_path)["accuracy"], abs=1e-7)
     model = maml.load(there / "a-0")
     metric, (none, one) = curves.scores_by_step(model, [0, 1], 8)
     assert metric == "accuracy" and none != one
@@ -143,11 +149,19 @@ def test_a_panel_s_frames_say_what_was_right(there: Path, monkeypatch: pytest.Mo
     listed = maml.Tasks(model.episodes("test").episodes.remade(lambda _: [task]))  # as own data may
     monkeypatch.setattr(model, "episodes", lambda _: listed)
     assert tasks.panel(model, 3).get_suptitle() == figure.get_suptitle()
-    monkeypatch.setattr(model.learner, "open_tasks", lambda *_, **_also: listed.episodes)
-    assert curves.scores_by_step(model, [1], 1)[1] == [[pytest.approx(right / len(titles))]]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model.learner), "open_tasks", lambda *_, **_also: listed.episodes)
+        assert curves.scores_by_step(model, [1], 1)[1] == [[pytest.approx(right / len(titles))]]
     waves = maml.load(there / "d-0")
     of = waves.episodes("test").episodes.remade(lambda _: [waves.episodes("test").tasks([0])])
     _, ((axis,),) = style.figure(1, 1, (5, 4))
     curves.adapted_curve(axis, waves.learner, of, waves.meta_params)
     assert len(axis.lines) == 5
-    assert tasks.panel(maml.load(there / "d-0")) is None
+    assert tasks.panel(waves) is None
+    of_two = model.learner.predictions
+
+    def wider(*given: Any) -> Any:
+        return type(found := of_two(*given))(*(torch.cat([o, o], dim=-1) for o in found))
+
+    monkeypatch.setattr(model.learner, "predictions", wider)
+    assert tasks.panel(model, 3) is None, "outputs are not one for each class"

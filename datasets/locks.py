@@ -92,7 +92,9 @@ class Lock:
                 raise
             print(f"{error}; it is not waited for any longer", file=sys.stderr, flush=True)
         done = threading.Event()
-        thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
+        # Not of another process's lock, which would then seem to live.
+        args = done, limit if has else 0.0
+        thread = threading.Thread(target=self._live, args=args, daemon=True)
         thread.start()
         try:
             yield has

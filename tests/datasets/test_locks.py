@@ -4,6 +4,7 @@ import errno
 import os
 import platform
 import signal
+import time
 
 import pytest
 
@@ -72,6 +73,9 @@ def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
         pass
     with Lock(tmp_path / "lock").held():
         assert child.poll() is None
+        before = (tmp_path / "lock").stat().st_mtime_ns
+        time.sleep(1.2)
+        assert (tmp_path / "lock").stat().st_mtime_ns == before, "no sign of life for the holder"
     said = capfd.readouterr().err
     assert said.count(f"held by {named}") == 3 and "it is not waited for any longer" in said
 

@@ -109,9 +109,11 @@ def at_test(learner: Learner) -> Iterator[None]:
     batches and draws as before: what a test finds out says nothing about training.
     """
     before = learner.draws, learner.batching
-    with switched(learner.network, training=learner.config.eval_draws):
-        yield
-    learner.draws, learner.batching = before
+    try:
+        with switched(learner.network, training=learner.config.eval_draws):
+            yield
+    finally:
+        learner.draws, learner.batching = before
 
 
 def tested(

@@ -594,6 +594,26 @@ def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
     assert torch.equal(fast(x), fast(x))
 
 
+class Experts(nn.Module):
+    """The data say which of two networks answers, so one process may meet only one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = dense(), dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if x[0, 0, 0] > 0 else self.two(x)
+
+
+def of_experts(seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    learner, tasks = maml.MAML(Experts().double(), inner_lr=0.1), made()[:2]
+    for sign, task in zip((1, -1), tasks, strict=True):
+        task[0][0, 0] = task[2][0, 0] = sign
+    learner(tasks).backward()
+    return [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
+
+
 def trained(seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
     network = dense()
@@ -605,7 +625,7 @@ def trained(seed: int) -> list[Tensor]:
         loss = learner(stacked(made()))
         loss.backward()
         optimizer.step()
-    return [loss.detach(), *learner.state_dict().values()]
+    return [loss.detach(), *learner.state_dict().values(), *of_experts(seed)]
 
 
 def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
 import os
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 
 from maml.params import ParamLayout, Params
 
-T = TypeVar("T")
 _joined = False
 
 
@@ -41,13 +39,10 @@ def same_everywhere(module: nn.Module) -> None:
             tensor.data.copy_(whole.view_as(tensor))
 
 
-def part(items: list[T]) -> list[tuple[int, T]]:
-    """Return this process's share of ``items``, each with its index."""
-    placed = list(enumerate(items))
-    if not _joined:
-        return placed
-    size, rank = dist.get_world_size(), dist.get_rank()
-    return placed[len(items) * rank // size : len(items) * (rank + 1) // size]
+def part(n: int) -> range:
+    """Return this process's share of the indices 0 … ``n`` − 1."""
+    size, rank = (dist.get_world_size(), dist.get_rank()) if _joined else (1, 0)
+    return range(n * rank // size, n * (rank + 1) // size)
 
 
 def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:

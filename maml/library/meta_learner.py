@@ -157,25 +157,31 @@ class MetaLearner(nn.Module):
         """Return the mean outer loss of tasks ``[1, E, …]``, and its gradient."""
         params = {name: p.detach() for name, p in self.learner.meta_parameters().items()}
         sums = {name: torch.zeros_like(p) for name, p in params.items()}
-        losses = next(iter(params.values())).new_zeros(len(tasks))
+        mine = distribution.part(len(tasks))
+        losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
-        mine = distribution.part(tasks)
         seed = distribution.same_number()
-        for own, places in self._of_each_size([task for _, task in mine]):
-            some = [mine[i][1] for i in places]
-            addresses = [draws.Address(seed, "", mine[i][0]) for i in places]
-            of_some = self._gradient(own, params, some, addresses)
+        for own, places in self._of_each_size(tasks):
+            for name in own.metric_names:
+                found.setdefault(name, torch.zeros_like(losses))
+            here = [i for i in places if i in mine]
+            if not here:
+                continue
+            self._find_way(own, params, [tasks[i] for i in places])
+            addresses = [draws.Address(seed, "", i) for i in here]
+            of_some = self._gradient(own, params, [tasks[i] for i in here], addresses)
             sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
-            losses[places] = of_some.losses.detach()
+            rows = [i - mine.start for i in here]
+            losses[rows] = of_some.losses.detach()
             for name, values in of_some.metrics.items():
-                found.setdefault(name, values.new_zeros(len(mine)))[places] = values
+                found[name][rows] = values
         self.metrics = found
-        return distribution.mean(losses[: len(mine)], sums)
+        return distribution.mean(losses, sums)
 
     def _gradient(
         self, own: Learner, params: Params, tasks: list[Task], addresses: list[draws.Address]
     ) -> OuterGradient:
-        found = self._way(own, params, tasks)
+        found = self._found[self.training]
         own.draws = found.draws
         call = None
         if self._compiling is not None:
@@ -265,13 +271,15 @@ class MetaLearner(nn.Module):
             params = unadapted(learner, learner.meta_parameters()).params
             return learner.call_network(params, x)[0]
 
-    def _way(self, own: Learner, params: Params, tasks: list[Task]) -> Found:
-        """Return how to compute tasks. The first calls in each mode determine this."""
-        known = self._found.get(self.training)
+    def _find_way(self, own: Learner, params: Params, tasks: list[Task]) -> None:
+        """Find out how to compute tasks. The first calls in each mode determine this.
+
+        ``tasks`` are those of all processes, so that all compute them alike.
+        """
         alike = [t for t in tasks if _shapes(t) == _shapes(tasks[0])]
         tells = len(alike) >= TRIED and self.training not in self._told
-        if known is not None and not tells:
-            return known
+        if self.training in self._found and not tells:
+            return
         own.checked_way(params, tasks, self._phase)
         some = _joined(alike[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
@@ -286,7 +294,6 @@ class MetaLearner(nn.Module):
         if tells:
             self._told.add(self.training)
         self._found[self.training] = found
-        return found
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -270,6 +270,9 @@ def test_an_output_layer_may_share_its_weight() -> None:
         assert learner.adapting.keys() == {f"module.{name}" for name in names}
         adapting = maml.MAML(Tied(), adapt=f"{head}.*").learner.adapting
         assert adapting.keys() == learner.adapting.keys()
+    twice = Tied()
+    twice.last = twice.second  # the layer itself under a second name
+    assert maml.ANIL(twice, head="last").learner.adapting.keys() == learner.adapting.keys()
     network = Tied().double()
     network.second.bias.requires_grad_(False)
     maml.ProtoNet(network, head="second")

@@ -128,10 +128,11 @@ def _prefix(head: str, module: nn.Module) -> str:
     if not isinstance(head, str):
         raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
     name = head.rstrip(".")
-    of_module = [n for n, _ in module.named_modules(remove_duplicate=False)]
-    if name not in of_module:
+    parts = dict(module.named_modules(remove_duplicate=False))
+    if name not in parts:
         of_parameters = (n for n, _ in module.named_parameters(remove_duplicate=False))
         layers = dict.fromkeys(n.rpartition(".")[0] for n in of_parameters)
         there = in_short(layer or "the module itself" for layer in layers)
         raise UserError(f"head {head!r}: no part of the module; those with parameters are {there}")
-    return name and f"{name}."
+    first = next(n for n, part in parts.items() if part is parts[name])  # of a layer in two places
+    return first and f"{first}."

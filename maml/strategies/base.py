@@ -79,6 +79,7 @@ class Strategy(ABC):
         names the first rank and flag that differ; the other ranks end without a message.
         """
         values = dataclasses.asdict(self.config)
+        del values["batching"]  # each process has chosen what suits its device
         if self.config.strategy == "allreduce":
             # The kind of device decides which library runs the collectives.
             values["device type"] = self.worker.device.type

@@ -28,7 +28,7 @@ def test_other_flags_end_the_start(tmp_path: Path) -> None:
 
 
 def test_what_is_a_host_s_own(tmp_path: Path) -> None:
-    """Folders, threads and the checkpoint's path may differ: only rank 0 reads the checkpoint."""
+    """Folders, threads, batching and the checkpoint: only rank 0 reads the checkpoint."""
     first = ["--run-dir", str(tmp_path / "first"), "--iterations", "1"]
     assert Trainer(parse([*SINUSOID, *first])).run() == 0
     saved = tmp_path / "first" / "checkpoints" / "last.pt"
@@ -36,7 +36,7 @@ def test_what_is_a_host_s_own(tmp_path: Path) -> None:
         0: ["--run-dir", str(tmp_path / "0"), "--resume", str(saved)],
         1: [
             *("--run-dir", str(tmp_path / "1"), "--resume", str(tmp_path / "not here.pt")),
-            *("--data-root", str(tmp_path), "--threads", "2"),
+            *("--data-root", str(tmp_path), "--threads", "2", "--batching", "tasks"),
         ],
     }
     for launched in start_ranks(2, SINUSOID, own=own):

@@ -129,10 +129,11 @@ class Worker:
             some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             self.learner.batching = "tasks"
-            made = self.learner.materialise(params, some, self.learner.last_phase)
+            phase = self.learner.last_phase
+            made = self.learner.materialise(params, some, phase)
             if isinstance(made, list):  # sets of different sizes, which cannot be batched
                 return
-            self.learner.checked_way(params, made, self.learner.last_phase)
+            self.learner.checked_way(params, made, phase)
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run, so that it raises the errors that training would raise.
             heavy = one_by_one.is_heavy(self.learner, params, made)
@@ -140,7 +141,7 @@ class Worker:
             heavy = heavy and on_cpu and self.config.batching == "auto"
             try:
                 found = batching_of(
-                    lambda at: self.learner.training_problem(at, 0), params, made,
+                    lambda at: self.learner.training_problem(at, phase), params, made,
                     self.config.meta_gradient, checked=True, heavy=heavy,
                 )  # fmt: skip
             except NotRepeatedError as error:
@@ -261,13 +262,13 @@ class Worker:
     def _materialised(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> Any:
-        if not learner.draws:
-            return learner.materialise(params, tasks, phase)
+        if learner._is_own("materialise"):
+            return tasks
         where = addresses(learner, "train", ids)
-        played = one_by_one.each(
-            learner, lambda own, task: own.materialise(params, task, phase), tasks, where
+        played = one_by_one.found_in(
+            learner, lambda own, some: own.materialise(params, some, phase), tasks, where
         )
-        return list(played)
+        return played[0] if learner.batching == "vmap" else played
 
     def evaluate(
         self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner

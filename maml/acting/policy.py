@@ -21,6 +21,7 @@ from maml.execution.compiled import Traced
 from maml.learners.base import Learner
 from maml.learners.data import data_options
 from maml.metagradient.by_task import each_task
+from maml.metagradient.problem import Problem
 from maml.params import Params
 
 SPREAD = 0.05
@@ -64,13 +65,20 @@ class Policy(Learner):
         """See `Learner.prepare`. Raise `UserError` if an action depends on other environments."""
         super().prepare(device)
         seen = torch.randn(4, self.environment.observation_size, generator=torch.Generator())
-        weights = {n: p.detach() for n, p in self.network_weights(self.meta_parameters()).items()}
-        seen = seen.to(next(iter(weights.values())))
-        if self.mixes(seen) or self.call_network(weights, seen)[1]:
+        problem = self.stated(self.meta_parameters(), self.last_phase)
+        params = problem.params(problem.start, 0)
+        seen = seen.to(next(iter(params.values())))
+        if self.mixes(seen) or self.call_network(params, seen)[1]:
             raise UserError(
                 f"--network {self.config.network}: an action depends on what is seen in other "
                 "environments and at other steps; a policy may read its own observation only"
             )
+
+    def stated(self, meta_params: Params, phase: int | None) -> Problem:
+        """Return the problem of training in a ``phase``; None: of an evaluation."""
+        if phase is None:
+            return self.problem(meta_params, self.config.eval_inner_steps)
+        return self.training_problem(meta_params, phase)
 
     @functools.cached_property
     def environment(self) -> Environment:
@@ -120,7 +128,7 @@ class Policy(Learner):
     def act(self, params: Params, first: Tensor, draws: Tensor, *, each: bool) -> Trajectory:
         """Play all episodes at once: ``first [B, E, R, S]``, ``draws [B, E, T, D]``; B is optional.
 
-        ``params`` are the network's, with a leading B if ``each`` task has its own.
+        ``params`` are a problem's, with a leading B if ``each`` task has its own.
         """
         if each and self.batching == "tasks":
             one = functools.partial(self.act, each=False)

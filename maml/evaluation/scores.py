@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from datasets.checked import shared_classes
+from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
@@ -56,6 +57,12 @@ def after_steps(
         return torch.stack([scores[name] for scores in each], dim=1)
 
     return metric, torch.cat(worker.evaluated(worker.learner, split, ids, of))
+
+
+def answers(own: Learner, params: Params, tasks: Task, steps: int) -> Tensor:
+    """Return the outputs ``[B, E, …]`` that the headline judges, after ``steps`` inner steps."""
+    found = own.predictions(params, tasks, steps)
+    return found.transductive if own.config.transductive else found.non_transductive
 
 
 def evaluate(

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datasets.generators import kept, state
@@ -114,16 +113,6 @@ def at_test(learner: Learner) -> Iterator[None]:
             yield
     finally:
         learner.draws, learner.batching = before
-
-
-def tested(
-    learner: Learner, function: Callable[[Learner, Any], T], tasks: Any, ids: Tensor
-) -> list[T]:
-    """Return `found_in` of the test tasks ``ids [B]``, where the learner's parameters are."""
-    device = next(iter(learner.meta_parameters().values())).device
-    tasks = pytree.tree_map(lambda tensor: tensor.to(device), tasks)
-    with at_test(learner):
-        return found_in(learner, function, tasks, addresses(learner, "test", ids))
 
 
 def each(

@@ -341,7 +341,10 @@ class MetaLearner(nn.Module):
                 some, own = [given[i] for i in places], copy.copy(learner)
                 if steps is not None:
                     own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
-                found = one_by_one.each(own, lambda own, task: own.evaluate(params, task), some)
+                where = [draws.Address(0, "", i) for i in places]
+                found = one_by_one.found_in(
+                    own, lambda own, task: own.evaluate(params, task), some, where
+                )
                 for i, row in zip(places, found, strict=True):
                     rows[i] = row
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
+from maml.metagradient import draws
 from maml.metagradient.problem import Outer, Problem, called
 from maml.metagradient.rules import make_rule
 from maml.networks.loss import NetworkLoss, is_ours
@@ -54,7 +55,8 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
     for step in range(problem.steps):
 
         def inner(weights: Params, step: int = step) -> Tensor:
-            return called(problem.support, problem.params(weights, step), task, step)[0]
+            with draws.at("support", step):
+                return called(problem.support, problem.params(weights, step), task, step)[0]
 
         gradients = take(inner, weights)
         if problem.pull_of_steps:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from datasets.episodes import Episodes
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import title
-from maml.evaluation.scores import after_steps, headline
-from maml.learners import Learner, one_by_one
+from maml.evaluation.scores import after_steps, answers, headline
+from maml.learners import Learner
 from maml.library.model import Model
 from maml.metagradient import by_task
 from maml.params import Params
@@ -25,6 +24,8 @@ from maml.run.files import read_rows
 from maml.run.log import Row
 from maml.run.reading import Run, history
 from maml.worker import Worker
+
+STEPS_OF_FIT = (0, 1, 5)
 
 
 def draw_curves(
@@ -44,7 +45,7 @@ def draw_curves(
         axes[0].set_yscale("log")
         axes[0].yaxis.set_major_formatter(LogFormatter())
         axes[0].yaxis.set_minor_formatter(LogFormatter())
-        adapted_curve(axes[1], worker.learner, worker.evaluation("test"), meta_params)
+        adapted_curve(axes[1], worker, meta_params)
     figure.suptitle(title(config))
     return style.save(figure, run_dir / "curves", pdf=False)
 
@@ -77,26 +78,29 @@ def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, batche
     style.finish(axis, x, y, metric=name)
 
 
-def adapted_curve(axis: Any, learner: Learner, episodes: Episodes, meta_params: Params) -> None:
+def adapted_curve(axis: Any, worker: Worker, meta_params: Params) -> None:
     """Draw the fit to the first test task after 0, 1 and 5 inner steps (Finn et al., figure 2)."""
-    task = next(by_task.one_by_one(episodes.tasks(torch.tensor([0]))))
-    if task.query_x.shape[2:] != (1,) or task.query_y.shape[2:] != (1,):
-        axis.set_axis_off()
-        return
-    params = {name: tensor.cpu() for name, tensor in meta_params.items()}
-    transductive = learner.config.transductive
+    first = torch.tensor([0])
+    task = next(by_task.one_by_one(worker.evaluation("test").tasks(first)))
+    params = {name: tensor.detach().to(worker.device) for name, tensor in meta_params.items()}
     points = torch.cat([task.support_x, task.query_x], dim=1)
     x = torch.linspace(float(points.min()), float(points.max()), 201, dtype=points.dtype)
-    asked = task._replace(query_x=x[None, :, None], query_y=torch.zeros_like(x)[None, :, None])
+
+    def fits(own: Learner, task: Task) -> Tensor:
+        at = x[None, :, None].to(worker.device)
+        asked = task._replace(query_x=at, query_y=torch.zeros_like(at))
+        return torch.stack([answers(own, params, asked, n)[0] for n in STEPS_OF_FIT])
+
+    fitted = None
+    if task.query_x.shape[2:] == task.query_y.shape[2:] == (1,):
+        (fitted,) = worker.evaluated(worker.learner, "test", first, fits)
+    if fitted is None or fitted.shape[1:] != (len(x), 1):
+        axis.set_axis_off()
+        return
+    looks = ((GREY, ":"), (ORANGE, "--"), (BLUE, "-"))
+    for steps, y, (color, dash) in zip(STEPS_OF_FIT, fitted.cpu(), looks, strict=True):
+        axis.plot(x, y[:, 0], color=color, linestyle=dash, label=counted(steps, "inner step"))
     one = Task(*(tensor[0] for tensor in task))
-    for steps, color, dash in ((0, GREY, ":"), (1, ORANGE, "--"), (5, BLUE, "-")):
-
-        def fit(own: Learner, asked: Task, steps: int = steps) -> Tensor:
-            found = own.predictions(params, asked, steps)
-            return found.transductive if transductive else found.non_transductive
-
-        (y,) = one_by_one.tested(learner, fit, asked, torch.tensor([0]))
-        axis.plot(x, y[0, :, 0], color=color, linestyle=dash, label=counted(steps, "inner step"))
     axis.plot(one.query_x[:, 0], one.query_y[:, 0], ".", color=GREY, label="queries", zorder=0)
     axis.plot(one.support_x[:, 0], one.support_y[:, 0], "^", color="black", label="support")
     style.finish(axis, "x", "y")

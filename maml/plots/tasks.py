@@ -8,11 +8,13 @@ from torch import Tensor
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import registry
-from maml.learners import Learner, one_by_one
+from maml.evaluation.scores import answers
+from maml.learners import Learner
 from maml.library.model import Model
 from maml.metagradient import by_task
 from maml.plots import style
 from maml.plots.style import BLUE, RED
+from maml.worker import Worker
 
 LONGEST = 12
 """Number of characters of a class's name that fit."""
@@ -43,15 +45,15 @@ def panel(model: Model, index: int = 0) -> Any:
         return None
     task, classes = task_of(model, index)
     config, truth = model.config, task.query_y[0]
+    worker = Worker(config, model.device, trains=False)
 
     def answered(own: Learner, task: Task) -> Tensor:
-        found = own.predictions(model.meta_params, task, config.eval_inner_steps)
-        return found.transductive if config.transductive else found.non_transductive
+        return answers(own, model.meta_params, task, config.eval_inner_steps)
 
-    (outputs,) = one_by_one.tested(model.learner, answered, task, torch.tensor([index]))
+    (outputs,) = worker.evaluated(worker.learner, "test", torch.tensor([index]), answered)
     if outputs.shape[1:] != (len(truth), model.ways):
         return None
-    answers = outputs[0].argmax(-1).cpu()
+    chosen = outputs[0].argmax(-1).cpu()
     ways = model.ways
     support = [task.support_x[0][task.support_y[0] == c][:SHOWN] for c in range(ways)]
     queries = [(truth == c).nonzero()[:SHOWN, 0] for c in range(ways)]
@@ -64,7 +66,7 @@ def panel(model: Model, index: int = 0) -> Any:
         for i, image in enumerate(support[c]):
             _show(axes[c, i], image)
         for i, query in enumerate(queries[c].tolist()):
-            axis, answer = axes[c, left + 1 + i], int(answers[query])
+            axis, answer = axes[c, left + 1 + i], int(chosen[query])
             _show(axis, task.query_x[0, query])
             axis.set_axis_on()
             axis.set(xticks=[], yticks=[])
@@ -72,7 +74,7 @@ def panel(model: Model, index: int = 0) -> Any:
                 side.set(color=BLUE if answer == c else RED, linewidth=3)
             said = "✓" if answer == c else f"✗ {classes[answer].removeprefix('class ')}"
             axis.set_title(said, fontsize=8, color=BLUE if answer == c else RED, pad=3)
-    accuracy = float((answers == truth).float().mean())
+    accuracy = float((chosen == truth).float().mean())
     way = "transductive" if config.transductive else "non-transductive"
     adapts = registry.learner(config.learner).adapts_at_test
     after = f" after {counted(config.eval_inner_steps, 'inner step')}" if adapts else ""

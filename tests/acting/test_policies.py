@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import maml
 from maml import evaluate
 from maml.acting.learners.maml_policy import MAMLPolicy, dice
-from maml.acting.learners.reinforce import returns_to_go
+from maml.acting.learners.reinforce import Reinforce, returns_to_go
 from maml.acting.policy import Played
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
@@ -217,6 +217,22 @@ def test_a_policy_acts_by_its_training_problem_and_own_observation() -> None:
     assert not same(stated, gradient("Recurrent"))
     with pytest.raises(UserError, match="an action depends on what is seen in other environments"):
         gradient("Centred")
+
+
+class Level(Reinforce):
+    """Acts by weights that are all zero, so each action is as probable as the other."""
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        found = super().problem(meta_params, steps)
+        fixed = {name: 0 * tensor for name, tensor in found.fixed.items()}
+        return dataclasses.replace(found, fixed=fixed)
+
+
+def test_reinforce_acts_by_its_problem() -> None:
+    of = learner("reinforce-cartpole", learner="tests.acting.test_policies:Level")
+    tasks = of.open_tasks("train").tasks(torch.arange(2))
+    query = of.materialise(of.meta_parameters(), tasks, 0).query
+    assert torch.equal(query.actions, (tasks.query_y[..., 0] >= 0.5) * query.alive.long())
 
 
 class Hesitant(nn.Sequential):

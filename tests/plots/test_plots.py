@@ -12,10 +12,12 @@ import maml
 from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
+from maml.learners.maml import MAML
 from maml.plots import __main__ as command
 from maml.plots import curves, style, tasks
 from maml.run import reading
 from maml.run.reading import Run
+from maml.worker import Worker
 from tests.runs import glyphs, result, sinusoid, train
 
 BRIEF: dict[str, Any] = {"iterations": 4, "eval_every": 2, "test_tasks": 8}
@@ -146,22 +148,28 @@ def test_a_panel_s_frames_say_what_was_right(there: Path, monkeypatch: pytest.Mo
     assert len(titles) == len(task.query_y[0])
     assert titles.count("✓") == right
     assert f"{100 * right / len(titles):.0f} %" in figure.get_suptitle()
-    listed = maml.Tasks(model.episodes("test").episodes.remade(lambda _: [task]))  # as own data may
-    monkeypatch.setattr(model, "episodes", lambda _: listed)
-    assert tasks.panel(model, 3).get_suptitle() == figure.get_suptitle()
+    listed = model.episodes("test").episodes.remade(lambda _: [task])  # as own data may
     with monkeypatch.context() as patch:
-        patch.setattr(type(model.learner), "open_tasks", lambda *_, **_also: listed.episodes)
+        patch.setattr(model, "episodes", lambda _: maml.Tasks(listed))
+        patch.setattr(Worker, "evaluation", lambda *_: listed)
+        assert tasks.panel(model, 3).get_suptitle() == figure.get_suptitle()
         assert curves.scores_by_step(model, [1], 1)[1] == [[pytest.approx(right / len(titles))]]
     waves = maml.load(there / "d-0")
-    of = waves.episodes("test").episodes.remade(lambda _: [waves.episodes("test").tasks([0])])
-    _, ((axis,),) = style.figure(1, 1, (5, 4))
-    curves.adapted_curve(axis, waves.learner, of, waves.meta_params)
-    assert len(axis.lines) == 5
     assert tasks.panel(waves) is None
-    of_two = model.learner.predictions
+    worker = Worker(waves.config, waves.device, trains=False)
+    of = worker.evaluation("test")
+    listed = of.remade(lambda ids: [of.tasks(ids)])
+    drawn = []
+    for many in (1, 2):
+        real = MAML.predictions
 
-    def wider(*given: Any) -> Any:
-        return type(found := of_two(*given))(*(torch.cat([o, o], dim=-1) for o in found))
+        def several(*given: Any, many: int = many, real: Any = real) -> Any:
+            return type(found := real(*given))(*(torch.cat([o] * many, dim=-1) for o in found))
 
-    monkeypatch.setattr(model.learner, "predictions", wider)
-    assert tasks.panel(model, 3) is None, "outputs are not one for each class"
+        monkeypatch.setattr(MAML, "predictions", several)
+        _, ((axis,),) = style.figure(1, 1, (5, 4))
+        with monkeypatch.context() as patch:
+            patch.setattr(worker, "evaluation", lambda _, listed=listed: listed)
+            curves.adapted_curve(axis, worker, waves.meta_params)
+        drawn.append((len(axis.lines), tasks.panel(model, 3) is None))
+    assert drawn == [(5, False), (0, True)], "outputs are not one for each class or target"

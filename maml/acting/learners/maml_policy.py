@@ -88,10 +88,7 @@ class MAMLPolicy(Policy):
     @torch.no_grad()
     def materialise(self, meta_params: Params, tasks: Task, phase: int | None = None) -> Played:
         """Play each inner step's support episodes and take the step; then play the queries."""
-        if phase is None:
-            problem = self.problem(meta_params, self.config.eval_inner_steps)
-        else:
-            problem = self.training_problem(meta_params, phase)
+        problem = self.stated(meta_params, phase)
         played: list[Trajectory] = []
         for step in range(problem.steps):
             adapted = self._after(problem, tasks, played)
@@ -102,8 +99,8 @@ class MAMLPolicy(Policy):
         query = self.act(adapted, tasks.query_x, tasks.query_y, each=bool(played))
         after = first_return(query)
         before = first_return(played[0]) if played else after
-        support = _stacked(played) if played else ()
-        return Played(support, _cut(query, 2), torch.stack([before, after], dim=-1))
+        support = self._stacked(played) if played else ()
+        return Played(support, self._cut(query, 2), torch.stack([before, after], dim=-1))
 
     def _after(self, problem: Problem, tasks: Task, played: list[Trajectory]) -> Params:
         """Return each task's weights after the inner steps on ``played``; if empty, the start."""
@@ -111,7 +108,7 @@ class MAMLPolicy(Policy):
             return problem.params(problem.start, 0)
         steps = len(played)
         nothing = played[0].rewards.new_empty(len(tasks.query_x), 0)
-        made = Played(_stacked(played), played[0], nothing)
+        made = Played(self._stacked(played), played[0], nothing)
 
         def after(task: Played) -> Params:
             *_, weights = itertools.islice(trajectory(problem, task), steps)
@@ -120,16 +117,16 @@ class MAMLPolicy(Policy):
         after_each: Params = each_task(after, self.batching)(made)
         return after_each
 
+    def _stacked(self, played: list[Trajectory]) -> Trajectory:
+        joined = Trajectory(*(torch.stack(parts, dim=1) for parts in zip(*played, strict=True)))
+        return self._cut(joined, 3)
 
-def _stacked(played: list[Trajectory]) -> Trajectory:
-    joined = Trajectory(*(torch.stack(parts, dim=1) for parts in zip(*played, strict=True)))
-    return _cut(joined, 3)
-
-
-def _cut(played: Trajectory, dim: int) -> Trajectory:
-    """Cut off the steps of dimension ``dim`` without any action: they add nothing to a loss."""
-    lasted = int(played.alive.sum(dim).max())
-    return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
+    def _cut(self, played: Trajectory, dim: int) -> Trajectory:
+        """Cut off the steps of dimension ``dim`` without any action: they add nothing to a loss."""
+        if self.draws:  # a shorter set would get other draws after a later inner step
+            return played
+        lasted = int(played.alive.sum(dim).max())
+        return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
 
 
 def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:

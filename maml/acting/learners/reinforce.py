@@ -70,8 +70,9 @@ class Reinforce(Policy):
         """Play T steps in each environment, unless ``tasks`` are played already."""
         if isinstance(tasks, Played):
             return tasks
-        weights = self.network_weights(meta_params)
-        return as_played(self.act(weights, tasks.query_x, tasks.query_y, each=False))
+        problem = self.stated(meta_params, phase)
+        params = problem.params(problem.start, 0)
+        return as_played(self.act(params, tasks.query_x, tasks.query_y, each=False))
 
 
 def as_played(query: Trajectory) -> Played:

@@ -46,23 +46,24 @@ class Inference:
     def __init__(self, learner: Reinforce) -> None:
         # A copy, because a call of the learner's network swaps the network's tensors meanwhile.
         self._learner = copy.deepcopy(learner)
-        self._weights: Params = {}
+        self._params: Params = {}
         self._seen = learner.environment.observation_size
         self.forwards, self.requests = 0, 0
 
-    def follow(self, meta_params: Params) -> None:
-        """Answer by ``meta_params`` from here on. No request may be in progress."""
-        weights = self._learner.network_weights(meta_params)
+    def follow(self, meta_params: Params, phase: int = 0) -> None:
+        """Answer as the problem of ``phase`` states from here on. No request may be in progress."""
+        problem = self._learner.stated(meta_params, phase)
+        params = problem.params(problem.start, 0)
         # Copies, because the outer optimizer changes its own in place.
-        self._weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        self._params = {name: tensor.detach().clone() for name, tensor in params.items()}
 
     @torch.no_grad()
     def __call__(self, requests: list[Tensor]) -> list[Tensor]:
         """Return actions for requests ``[n, O + D]`` (observations, draws), by one forward pass."""
         rows = torch.cat(requests)
         observations, draws = rows[:, : self._seen], rows[:, self._seen :]
-        dtype = next(iter(self._weights.values())).dtype
-        actions = self._learner.actions(self._weights, observations.to(dtype), draws)
+        dtype = next(iter(self._params.values())).dtype
+        actions = self._learner.actions(self._params, observations.to(dtype), draws)
         self.forwards += 1
         self.requests += len(requests)
         return list(actions.split([len(request) for request in requests]))
@@ -186,7 +187,8 @@ class Observers(OverRpc):
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let each free observer play a part of ``ids``; differentiate what observers return."""
         self.number += 1
-        self.inference.follow(meta_params)
+        phase = self.learner.phase(int(ids[0]) // self.config.meta_batch_size)
+        self.inference.follow(meta_params, phase)
         free = self._free()
         parts = dict(zip(free, ids.tensor_split(len(free)), strict=True))
         parts = {rank: part for rank, part in parts.items() if len(part)}
@@ -203,7 +205,6 @@ class Observers(OverRpc):
         joined = Trajectory(
             *(torch.cat(part) for part in zip(*(found[rank] for rank in ranks), strict=True))
         )
-        phase = self.learner.phase(int(ids[0]) // self.config.meta_batch_size)
         made = Batch(phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 

@@ -25,17 +25,9 @@ from maml.kernels.convnet import ConvNet
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import remembering
 from tests.launching import run, torchrun
+from tests.metagradient.test_batching import Layer, Recurrent
 
 Tasks = list[tuple[Tensor, Tensor, Tensor, Tensor]]
-
-
-class Rows(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells, self.head = nn.LSTM(4, 6, batch_first=True), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.cells(x)[0][:, -1])
 
 
 def dense(*more: nn.Module) -> nn.Module:
@@ -131,7 +123,7 @@ def of_words(outputs: Tensor, y: Tensor) -> Tensor:
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
-    "lstm": lambda: Rows().double(),
+    "lstm": lambda: nn.Sequential(Recurrent(nn.LSTM), nn.Linear(4, 3)).double(),
     "branching": lambda: Branching().double(),
     "tied": lambda: Tied().double(),
     "weight norm": lambda: nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(16, 3))).double(),
@@ -420,61 +412,38 @@ def test_blocks_for_networks_of_one_s_own() -> None:
         maml.nn.ConvBlocks((1, 12, 12), pool=True)
 
 
-class Checkpointed(nn.Module):
-    """Dropout in a block that the backward pass computes again."""
+class Blockwise(nn.Module):
+    """An output layer after a block that the backward pass may compute ``again``."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int, *block: nn.Module, again: bool) -> None:
         super().__init__()
-        self.block, self.head = nn.Linear(16, 8), nn.Linear(8, 3)
+        self.block, self.head, self.again = nn.Sequential(*block), nn.Linear(size, 3), again
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(checkpoint(self._drop, x.flatten(1), use_reentrant=False))
+        if self.again:
+            return self.head(checkpoint(self.block, x, use_reentrant=False))
+        return self.head(self.block(x))
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(torch.tanh(self.block(x)), 0.5, self.training)
+
+def dropping(drop: nn.Module) -> Blockwise:
+    block = nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), drop
+    return Blockwise(8, *block, again=True).double()
 
 
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -> None:
     """With batch norms and compiled blocks in it."""
     torch.manual_seed(0)
-    network = Blockwise().double()
+    blocks = maml.nn.ConvBlocks((1, 12, 12), filters=8, layers=1)
+    size = blocks.n_features
+    network = Blockwise(size, blocks, nn.BatchNorm1d(size), nn.Tanh(), again=False).double()
     expected = found_with(network, steps)
     network.again = True
     torch.testing.assert_close(found_with(network, steps), expected, rtol=1e-9, atol=1e-11)
 
 
-class Blockwise(nn.Module):
-    """Blocks that the backward pass may compute ``again``."""
-
-    again = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = maml.nn.ConvBlocks((1, 12, 12), filters=8, layers=1)
-        self.norm = nn.BatchNorm1d(self.blocks.n_features)
-        self.head = nn.Linear(self.blocks.n_features, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.again:
-            return self.head(checkpoint(self._body, x, use_reentrant=False))
-        return self.head(self._body(x))
-
-    def _body(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.norm(self.blocks(x)))
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.calls = nn.Linear(16, 3), itertools.count(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.flatten(1)) * next(self.calls)
-
-
 def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
-    network = Checkpointed().double()
+    network = dropping(nn.Dropout(0.5))
     learner, tasks = maml.MAML(network, inner_lr=0.1, inner_steps=2), made((6,) * 4)
     before = torch.get_num_threads()
 
@@ -486,8 +455,9 @@ def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
             learner(tasks).backward()
         finally:
             torch.set_num_threads(before)
-        assert network.block.weight.grad is not None
-        return network.block.weight.grad.clone()
+        weight = next(network.block.parameters())
+        assert weight.grad is not None
+        return weight.grad.clone()
 
     for some in (tasks[:1], tasks):
         first = gradient(1, some)
@@ -560,11 +530,11 @@ def test_compiled_gradients_are_those_of_the_module(
 
 
 def test_what_draws_in_later_tasks_alone_draws_otherwise_each_time() -> None:
-    class OfLargeSets(Checkpointed):
-        def _drop(self, x: Tensor) -> Tensor:
-            return super()._drop(x) if len(x) > 6 else torch.tanh(self.block(x))
+    class OfLargeSets(nn.Dropout):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if len(x) > 6 else x
 
-    learner = maml.MAML(OfLargeSets().double())
+    learner = maml.MAML(dropping(OfLargeSets()))
     learner(made())
     found = []
     for seed in (1, 1, 2):
@@ -597,20 +567,10 @@ def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
     assert torch.equal(fast(x), fast(x))
 
 
-class Experts(nn.Module):
-    """The data say which of two networks answers, so one process may meet only one of them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = dense(), dense()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.one(x) if x[0, 0, 0] > 0 else self.two(x)
-
-
 def of_experts(seed: int) -> list[Tensor]:
+    """The data say which of two layers answers, so one process may meet only one of them."""
     torch.manual_seed(seed)
-    learner, tasks = maml.MAML(Experts().double(), inner_lr=0.1), made()[:2]
+    learner, tasks = maml.MAML(Branching().double(), inner_lr=0.1), made()[:2]
     for sign, task in zip((1, -1), tasks, strict=True):
         task[0][0, 0] = task[2][0, 0] = sign
     learner(tasks).backward()
@@ -647,8 +607,10 @@ def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [(6,), (3, 6), (6, 6)])
 def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
+    calls = itertools.count(1)
+    network = Layer(lambda _, h: h[:, 0, :3] * next(calls)).double()
     with pytest.raises(ValueError, match="counts its calls"):
-        maml.MAML(Counting().double())(made(sizes))
+        maml.MAML(network)(made(sizes))
 
 
 @pytest.mark.parametrize(
@@ -711,15 +673,6 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
     assert "--" not in str(found.value)
 
 
-class TimesOne(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 def test_accuracy_is_of_classes_where_they_are() -> None:
     y = torch.arange(60).reshape(3, 5, 4) % 4
     last = 5.0 * F.one_hot(y, 4)
@@ -735,7 +688,8 @@ def test_accuracy_is_of_classes_where_they_are() -> None:
         (lambda outputs, y: (outputs[:, 0] - y).square().mean(), y[..., :1] * 1.0, y[..., 0], {}),
     ]
     for loss, x, labels, expected in cases:
-        learner = maml.MAML(TimesOne(), inner_lr=1e-3, loss=loss)
+        same = nn.PReLU(init=1.0)  # returns its input, and has a parameter
+        learner = maml.MAML(same, inner_lr=1e-3, loss=loss)
         learner((x, labels, x, labels))
         assert {name: float(found.mean()) for name, found in learner.metrics.items()} == expected
 

@@ -19,7 +19,6 @@ from maml.config.fields import FACTS
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.processes.program import run_program
-from tests.datasets.tiny_torchvision import Web
 from tests.launching import run_torchrun
 from tests.runs import as_flags
 
@@ -269,17 +268,6 @@ def test_bad_requests(
     message = mistake(*words.split(), "--run-dir", str(tmp_path / "run"))
     assert re.search(BAD_REQUESTS[words], message), message
     assert not (tmp_path / "run").exists()
-
-
-def test_missing_data_names_three_ways_out(
-    tmp_path: Path, mistake: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Web({}, monkeypatch)
-    message = mistake("maml-omniglot-5way-1shot", "--data-root", str(tmp_path / "nothing"))
-    assert str(tmp_path / "nothing" / "omniglot") in message
-    for way_out in ("images_background.zip", "--data-root", "download", "maml-glyphs"):
-        assert way_out in message
-    assert not (tmp_path / "nothing").exists()
 
 
 def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Any) -> None:

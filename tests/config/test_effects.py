@@ -13,7 +13,7 @@ from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
-from tests.runs import glyphs, last, name_of, result, sinusoid, supervised, train
+from tests.runs import glyphs, last, result, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -65,7 +65,7 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
 
 
-@pytest.mark.parametrize("family", TRAINS_OTHERWISE, ids=name_of)
+@pytest.mark.parametrize("family", TRAINS_OTHERWISE)
 def test_trains_otherwise(family: Any, bases: dict[Any, Any], tmp_path: Path) -> None:
     config = family(dtype="float64")
     for i, (name, value) in enumerate(TRAINS_OTHERWISE[family]):
@@ -82,7 +82,7 @@ def test_trains_otherwise(family: Any, bases: dict[Any, Any], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("values", TRAINS_THE_SAME, ids=lambda values: next(iter(values)))
-@pytest.mark.parametrize("family", TRAINS_OTHERWISE, ids=name_of)
+@pytest.mark.parametrize("family", TRAINS_OTHERWISE)
 def test_trains_the_same(
     family: Any, values: dict[str, Any], bases: dict[Any, Any], tmp_path: Path
 ) -> None:

@@ -295,17 +295,6 @@ def test_of_two_of_theirs_the_one_at_fault_is_named(write: Write) -> None:
             Worker(parse(words), torch.device("cpu"))
 
 
-def test_a_network_for_observations_gets_their_size(write: Write) -> None:
-    module = write(
-        "from torch import nn\ndef policy(shape, outputs):\n"
-        "    return nn.Sequential(nn.Linear(*shape, 8), nn.Tanh(), nn.LazyLinear(outputs))\n"
-    )
-    small = ["reinforce-cartpole", "--meta-batch-size", "2", "--horizon", "5", "--logger", "none"]
-    worker = Worker(parse([*small, "--network", f"{module}:policy"]), torch.device("cpu"))
-    share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
-    assert share.gradients["network.module.2.weight"].shape == (2, 8)
-
-
 # ---- networks ---------------------------------------------------------------------------------
 
 

@@ -1,15 +1,9 @@
 """Fixtures of the data set tests. ``tests/conftest.py`` has those for real data and the cache."""
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tests.launching import REPO
 
 
 @pytest.fixture
@@ -23,18 +17,3 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small_images() -> np.ndarray:
     """Noise, uint8 [30, 20, 28, 28]: images differ from each other and from their rotations."""
     return np.random.default_rng(0).integers(0, 256, (30, 20, 28, 28), dtype=np.uint8)
-
-
-@pytest.fixture
-def run_python(empty_cache: Path) -> Callable[..., subprocess.Popen[str]]:
-    def start(code: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=REPO,
-            env={**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start

@@ -3,6 +3,7 @@
 import io
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,18 @@ from datasets import DataError, cache
 from datasets.cache import cached
 from datasets.paths import cache_root, default_data_root
 from datasets.whole import seal
+from tests.launching import run, run_together
 
 SHAPE = (6, 4)
 VALUES = np.arange(24, dtype=np.uint8).reshape(SHAPE)
 
 CHILD = """
-import os, signal, time
+import os, signal, sys, time
 import numpy as np
 from datasets.cache import cached
 
 def build():
-    with open(os.environ["BUILDS"], "a") as log:
+    with open(sys.argv[1], "a") as log:
         log.write("built\\n")
     for row in np.arange(24, dtype=np.uint8).reshape(6, 4):
         time.sleep(0.05)
@@ -53,29 +55,24 @@ def test_built_once_then_mapped(empty_cache, capfd):
     assert leftovers(empty_cache) == ["a.npy"]
 
 
-def test_processes_that_start_together_build_once(empty_cache, run_python, tmp_path):
+def test_processes_that_start_together_build_once(empty_cache, tmp_path):
     log = tmp_path / "builds"
-    children = [run_python(CHILD, BUILDS=str(log)) for _ in range(3)]
-    for child in children:
-        out, err = child.communicate(timeout=600)
-        assert child.returncode == 0, err
-        assert out.strip() == str(VALUES.sum())
+    for done in run_together([[sys.executable, "-c", CHILD, str(log)]] * 3, 120):
+        assert done.stdout.strip() == str(VALUES.sum())
     assert log.read_text() == "built\n"
     assert leftovers(empty_cache) == ["a.npy"]
 
 
-def test_a_killed_builder_leaves_nothing_that_anyone_uses(empty_cache, run_python, tmp_path):
+def test_a_killed_builder_leaves_nothing_that_anyone_uses(empty_cache, tmp_path):
     die = CHILD.replace("time.sleep(0.05)", "row[0] == 12 and os.kill(os.getpid(), signal.SIGKILL)")
-    child = run_python(die, BUILDS=str(tmp_path / "builds"))
-    child.communicate(timeout=600)
-    assert child.returncode == -signal.SIGKILL
+    run([sys.executable, "-c", die, str(tmp_path / "builds")], 120, expect=-signal.SIGKILL)
     assert not (empty_cache / "x" / "a.npy").exists()
     assert len(leftovers(empty_cache)) == 1, "the kill should have come in the middle of the build"
     assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
     assert leftovers(empty_cache) == ["a.npy"]
 
 
-def test_what_cannot_be_written_is_one_line(empty_cache, run_python, monkeypatch):
+def test_what_cannot_be_written_is_one_line(empty_cache, monkeypatch):
     """First the system refuses to write more; then the cache folder is a file."""
     code = """
 import resource
@@ -87,8 +84,8 @@ try:
 except DataError as error:
     print(error)
 """
-    out, err = run_python(code).communicate(timeout=600)
-    assert out.count("\n") == 1, err
+    out = run([sys.executable, "-c", code], 120).stdout
+    assert out.count("\n") == 1
     assert "big.npy" in out and "$MAML_CACHE" in out and "too large" in out
     assert leftovers(empty_cache) == []
     monkeypatch.setenv("MAML_CACHE", __file__)

@@ -4,12 +4,15 @@ import errno
 import os
 import platform
 import signal
+import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from datasets import locks
 from datasets.locks import HeldError, Lock
+from tests.launching import start
 
 HOLD = """
 import sys, time
@@ -31,32 +34,30 @@ time.sleep(600)
 
 
 @pytest.fixture
-def hold(run_python, tmp_path, monkeypatch):
+def hold(tmp_path, monkeypatch):
     """Start a process that holds ``tmp_path / "lock"`` for some seconds."""
     monkeypatch.setattr(locks, "PATIENCE_S", 2.0)
     monkeypatch.setattr(locks, "BEAT_S", 0.5)
     children = []
 
-    def start(code, seconds=600.0):
-        child = run_python(f"import sys; sys.argv[1:] = [{str(path)!r}, '{seconds}']\n{code}")
+    def begin(code, seconds=600.0):
+        child = start([sys.executable, "-c", code, str(tmp_path / "lock"), str(seconds)])
         children.append(child)
-        assert child.stdout.readline() == "held\n"
+        child.wait_for("held", 120)
         return child
 
-    path = tmp_path / "lock"
-    yield start
+    yield begin
     for child in children:
         child.kill()
-        child.communicate()
 
 
 def test_who_works_is_waited_for_and_named(hold, tmp_path, capfd):
     """The holder works for twice as long as a process waits for a silent holder."""
     child = hold(HOLD, 4.0)
     with Lock(tmp_path / "lock").held():
-        assert child.wait(timeout=60) == 0
+        child.wait(60)
     (line,) = capfd.readouterr().err.splitlines()
-    named = f"held by process {child.pid} of {platform.node()} since 20"
+    named = f"held by process {child.process.pid} of {platform.node()} since 20"
     assert line.startswith(f"waiting for {tmp_path}/lock: {named}")
 
 
@@ -64,15 +65,16 @@ def test_who_works_is_waited_for_and_named(hold, tmp_path, capfd):
 def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
     child = hold(HOLD if stopped else STRANGER)
     if stopped:
-        child.send_signal(signal.SIGSTOP)
-    named = f"process {child.pid} of {platform.node()} since" if stopped else "another process"
+        child.process.send_signal(signal.SIGSTOP)
+    holder = f"process {child.process.pid} of {platform.node()} since"
+    named = holder if stopped else "another process"
     with (
         pytest.raises(HeldError, match=f"lock: held by {named}.*silent for 2 s"),
         Lock(tmp_path / "lock").held(needed=True),
     ):
         pass
     with Lock(tmp_path / "lock").held():
-        assert child.poll() is None
+        assert child.process.poll() is None
         before = (tmp_path / "lock").stat().st_mtime_ns
         time.sleep(1.2)
         assert (tmp_path / "lock").stat().st_mtime_ns == before, "no sign of life for the holder"
@@ -81,11 +83,9 @@ def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
 
 
 def test_a_folder_without_locks_has_no_waiting(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     lock = Lock(tmp_path / "lock")
-    monkeypatch.setattr("fcntl.flock", refuse)
+    refused = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=refused))
     assert not lock.acquire()
     with lock.held():
         pass

@@ -111,6 +111,7 @@ def test_going_back_takes_back_what_came_after(tmp_path: Path, monkeypatch: Any)
         with pytest.raises(ZeroDivisionError):
             Trainer(with_values(CONFIG, run_dir=str(tmp_path), resume=older)).run()
     assert last(tmp_path)["iteration"] == 4
+    assert read_status(tmp_path) == status("failed", 4)
     assert kept(tmp_path) == [2, 4]
     assert metrics(tmp_path)[-1]["iteration"] == 4
     assert same(train(CONFIG, tmp_path)["model"], straight["model"])
@@ -270,31 +271,6 @@ def test_two_at_once(tmp_path: Path) -> None:
 
 def status(state: str, iteration: int) -> dict[str, Any]:
     return {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
-
-
-@pytest.mark.parametrize("end", [signal.SIGTERM, ZeroDivisionError])
-def test_status_of_a_run_that_ends_early(end: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    real = outer_optimizer.OuterOptimizer.step
-    steps = itertools.count()
-
-    def stop(*args: Any) -> None:
-        real(*args)
-        if next(steps) == 2:
-            if end is not signal.SIGTERM:
-                raise end
-            os.kill(os.getpid(), end)
-
-    monkeypatch.setattr(outer_optimizer.OuterOptimizer, "step", stop)
-    trainer = Trainer(with_values(CONFIG, run_dir=str(tmp_path)))
-    if end is signal.SIGTERM:
-        assert trainer.run() == 143
-        assert read_status(tmp_path) == status("stopped", 3)
-        assert kept(tmp_path) == [2, 3]
-    else:
-        with pytest.raises(end):
-            trainer.run()
-        # The step was half done.
-        assert read_status(tmp_path) == status("failed", 2)
 
 
 def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,48 +72,27 @@ def test_redirected_output_has_whole_lines(tmp_path: Path, capsys: Any, monkeypa
 # ---- sinks ------------------------------------------------------------------------------------
 
 
-class Sink:
-    """Remembers rows; fails where it is told to."""
-
-    def __init__(self, fails: str = "") -> None:
-        self.fails, self.rows, self.closed = fails, [], 0  # type: ignore[var-annotated]
-        self.pictures: dict[str, Path] = {}
-        self._maybe("init")
-
-    def write(self, row: dict[str, Any]) -> None:
-        self._maybe("write")
-        self.rows.append(row)
-
-    def picture(self, name: str, path: Path, iteration: int) -> None:
-        self.pictures[name] = path
-
-    def close(self) -> None:
-        self.closed += 1
-        self._maybe("close")
-
-    def _maybe(self, where: str) -> None:
-        if where == self.fails:
-            raise ConnectionError(f"no answer at {where}\nand a second line")
-
-
 def test_a_sink_gets_the_rows_of_the_file(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    sink = Sink()
+    sink = Mock(spec=log.TensorboardSink)
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir: sink)
     train(glyphs(iterations=4, eval_every=2, test_tasks=3), tmp_path, logger="wandb")
-    assert sink.rows == metrics(tmp_path)
-    assert [row.get("split") for row in sink.rows] == [
+    rows = [call.args[0] for call in sink.write.call_args_list]
+    assert rows == metrics(tmp_path)
+    assert [row.get("split") for row in rows] == [
         *(None, None, "validation", None, None, "validation", "test")
     ]
-    assert sink.closed == 1
-    assert sink.pictures == {
-        f"pictures/{name}": tmp_path / f"{name}.png" for name in ("curves", "task")
+    sink.close.assert_called_once_with()
+    assert {call.args[:2] for call in sink.picture.call_args_list} == {
+        (f"pictures/{name}", tmp_path / f"{name}.png") for name in ("curves", "task")
     }
     assert "--logger" not in capsys.readouterr().err
 
 
 def test_a_failing_sink_never_stops_training(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    for where in ("init", "write", "close"):
-        monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir, where=where: Sink(where))
+    of_sink = {"init": "", "write": "return_value.write.", "close": "return_value.close."}
+    for where, name in of_sink.items():
+        error = ConnectionError(f"no answer at {where}\nand a second line")
+        monkeypatch.setitem(log.SINKS, "wandb", Mock(**{f"{name}side_effect": error}))
         train(sinusoid(logger="wandb", test_tasks=4), tmp_path / where)
         assert (tmp_path / where / "result.json").exists()
         (said,) = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
@@ -122,8 +102,7 @@ def test_a_failing_sink_never_stops_training(tmp_path: Path, monkeypatch: Any, c
 def test_a_silent_sink_holds_nobody_up(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """It waits for a server that does not answer, until the test ends."""
     answer = threading.Event()
-    sink = Sink()
-    sink.write = lambda row: answer.wait(600)  # type: ignore[method-assign, assignment]
+    sink = Mock(**{"write.side_effect": lambda row: answer.wait(600)})
     monkeypatch.setattr(log, "LAST_WORDS", 0.1)
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir: sink)
     train(sinusoid(iterations=4, logger="wandb"), tmp_path)

@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ from maml.errors import UserError
 from maml.run import checkpoint
 from maml.strategies.local import Local
 from maml.trainer import Trainer
+from tests.datasets.test_array_pickle import Hostile
 from tests.launching import run
-from tests.runs import glyphs, last, metrics, name_of, same, sinusoid, supervised, train
+from tests.runs import glyphs, last, metrics, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -29,7 +31,7 @@ def rows_of(run_dir: Path) -> list[dict[str, Any]]:
     return [{**row, "seconds": 0, "tasks_per_second": 0, "time": {}} for row in metrics(run_dir)]
 
 
-@pytest.mark.parametrize("family", [sinusoid, glyphs, supervised], ids=name_of)
+@pytest.mark.parametrize("family", [sinusoid, glyphs, supervised])
 def test_continues_bit_for_bit(family: Any, tmp_path: Path) -> None:
     config = family(iterations=6)  # a classifier's seventh mini-batch ends an epoch
     assert config.dtype == "float32"
@@ -184,16 +186,6 @@ def test_changed_flags_are_refused_as_they_are_spelled(tmp_path: Path) -> None:
 # ---- damaged checkpoints ----------------------------------------------------------------------
 
 
-class Malicious:
-    """Unpickling it makes a directory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
 def test_a_flipped_bit_is_never_another_model(tmp_path: Path) -> None:
     whole, path, refused = train(sinusoid(), tmp_path), checkpoint.last_checkpoint(tmp_path), 0
     healthy = path.read_bytes()
@@ -214,7 +206,7 @@ def test_a_flipped_bit_is_never_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["pickle", "torch"])
 def test_code_in_a_checkpoint_is_not_run(how: str, tmp_path: Path) -> None:
     path, victim = tmp_path / "last.pt", tmp_path / "made by the checkpoint"
-    content = {**whole(1), "format": 1, "model": Malicious(victim)}
+    content = {**whole(1), "format": 1, "model": Hostile(os.mkdir, str(victim))}
     if how == "pickle":
         path.write_bytes(pickle.dumps(content))
     else:
@@ -245,10 +237,7 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
     # The next save removes the file that a kill has left.
     (path.parent / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
     checkpoint.save(path, whole(1))
-
-    def full(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
     monkeypatch.setattr(f"maml.run.checkpoint.{target}", full)
     with pytest.raises(UserError, match=f"^{path}: .*No space left.*earlier checkpoint") as caught:

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -223,9 +224,7 @@ def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path:
 def test_without_locks_a_silent_process_is_given_up_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(*_: Any, **__: Any) -> bool:
-        raise OSError(errno.ENOSYS, "no locks here")
-
+    no_locks = Mock(side_effect=OSError(errno.ENOSYS, "no locks here"))
     monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
     path = written(tmp_path, {"seed": [0]})
     trial = opened(path).take(None)

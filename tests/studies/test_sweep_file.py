@@ -28,10 +28,11 @@ def tried(described: file.SweepFile, point: dict[str, Any], value: float | None)
     return create_trial(state=state, value=value, params=point, distributions=described.space)
 
 
-def run_to_the_end(described: file.SweepFile) -> list[dict[str, Any]]:
+def run_to_the_end(described: file.SweepFile, running: bool = False) -> list[dict[str, Any]]:
     past: list[FrozenTrial] = []
     while (point := next_point(described, past, "me")) is not None:
-        past.append(tried(described, point, random.Random(len(past)).random()))
+        value = None if running else random.Random(len(past)).random()
+        past.append(tried(described, point, value))
     return [trial.params for trial in past]
 
 
@@ -93,28 +94,13 @@ def test_distributions_are_theirs(tmp_path: Path) -> None:
             assert below - slack < u < up_to + slack, (kind, u)
 
 
-def test_random_never_repeats_a_point_and_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("method", ["random", "bayes"])
+def test_no_point_comes_twice(method: str, running: bool, tmp_path: Path) -> None:
     parameters = {"seed": {"min": 0, "max": 9}, "inner_lr": {"values": [0.1, 0.2, 0.3]}}
-    described = file.read(written(tmp_path, method="random", parameters=parameters))
-    points = run_to_the_end(described)
+    described = file.read(written(tmp_path, method=method, parameters=parameters))
+    points = run_to_the_end(described, running)
     assert len(points) == 30 == len({repr(point) for point in points})
-
-
-def test_bayes_keeps_away_from_what_runs(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        method="bayes",
-        metric={"name": "validation/accuracy", "goal": "maximize"},
-        parameters={"order": {"values": ["first", "second"]}, "seed": {"values": [0, 1, 2]}},
-    )
-    described = file.read(path)
-    past: list[FrozenTrial] = []
-    for _ in range(6):
-        point = next_point(described, past, "me")
-        assert point is not None
-        past.append(tried(described, point, None))
-    assert len({repr(trial.params) for trial in past}) == 6
-    assert next_point(described, past, "me") is None
 
 
 def test_commands_are_spelled_as_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -268,7 +268,8 @@ class Worker:
         played = one_by_one.found_in(
             learner, lambda own, some: own.materialise(params, some, phase), tasks, where
         )
-        return played[0] if learner.batching == "vmap" else played
+        together = learner.batching == "vmap" and not isinstance(tasks, list)
+        return played[0] if together else played
 
     def evaluate(
         self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner

@@ -66,7 +66,7 @@ class Policy(Learner):
         super().prepare(device)
         seen = torch.randn(4, self.environment.observation_size, generator=torch.Generator())
         problem = self.stated(self.meta_parameters(), self.last_phase)
-        params = problem.params(problem.start, 0)
+        params = {n: p.to(device) for n, p in problem.params(problem.start, 0).items()}
         seen = seen.to(next(iter(params.values())))
         if self.mixes(seen) or self.call_network(params, seen)[1]:
             raise UserError(
@@ -164,7 +164,7 @@ class Policy(Learner):
         """Return each task's scores after ``--eval-inner-steps``; ``loss`` is minus the return."""
         played = self.materialise(meta_params, tasks)
         found = self.metrics(played.query_y, played.query_y)
-        found = {"loss": -found["return"], **found}
+        found = {"loss": -played.query_y[..., 1], **found}
         # Batch statistics play no part, so both are the same.
         return found | {f"non_transductive_{name}": value for name, value in found.items()}
 

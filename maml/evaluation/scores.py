@@ -13,6 +13,8 @@ from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners import Learner
+from maml.learners.base import Predictions
+from maml.metagradient import draws
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies.base import Strategy
@@ -53,7 +55,7 @@ def after_steps(
     name = ("" if worker.config.transductive else "non_transductive_") + metric
 
     def of(own: Learner, tasks: Any) -> Tensor:
-        each = (own.scores(own.predictions(params, tasks, n), tasks.query_y) for n in steps)
+        each = (own.scores(_predictions(own, params, tasks, n), tasks.query_y) for n in steps)
         return torch.stack([scores[name] for scores in each], dim=1)
 
     return metric, torch.cat(worker.evaluated(worker.learner, split, ids, of))
@@ -61,8 +63,13 @@ def after_steps(
 
 def answers(own: Learner, params: Params, tasks: Task, steps: int) -> Tensor:
     """Return the outputs ``[B, E, …]`` that the headline judges, after ``steps`` inner steps."""
-    found = own.predictions(params, tasks, steps)
+    found = _predictions(own, params, tasks, steps)
     return found.transductive if own.config.transductive else found.non_transductive
+
+
+def _predictions(own: Learner, params: Params, tasks: Task, steps: int) -> Predictions:
+    with draws.at("task", 0):  # as in a test, whatever was computed before
+        return own.predictions(params, tasks, steps)
 
 
 def evaluate(

@@ -21,6 +21,7 @@ from maml.metagradient.batching import DRAWN
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
+from maml.networks.loss import is_ours
 from maml.networks.ordinary import switched
 from maml.params import Params
 
@@ -81,25 +82,40 @@ def found_in(
     """Return ``[function(learner, tasks)]`` if the learner batches tasks, else the list of `each`.
 
     ``tasks`` may be a list of batches of one task, of any sizes, which are computed one by one.
-    ``where`` is as in `each`. If the tasks draw, set `Learner.draws`, and compute them again, one
-    by one.
+    ``where`` is as in `each`. If a batch fails or draws, tasks are computed one by one from here
+    on. If they draw, set `Learner.draws`, and compute them again by their addresses.
     """
     if learner.batching == "vmap" and not isinstance(tasks, list):
+        # Torch refuses its own draws in a batch, but not those of numpy and Python.
+        watched = not _is_known(learner)
+        before = state() if watched else 0
         try:
-            return [function(learner, tasks)]
+            together = function(learner, tasks)
+            drawn = watched and state() != before
+            if not drawn:
+                return [together]
         except RuntimeError as error:
-            if DRAWN not in str(error):
-                raise
-            # The losses draw only now, for example because a dropout rate was zero before.
-            learner.draws, learner.batching = True, "tasks"
-    with draws.alone(), kept():
-        before = state()
-        found = list(each(learner, function, tasks, where))
-        drawn = state() != before
-    if not learner.draws and drawn:
-        learner.draws = True
-        return found_in(learner, function, tasks, where)
+            # A later phase, or an answer, may draw or read a value. If it is another error, a task
+            # alone raises it again.
+            drawn = DRAWN in str(error)
+        learner.draws, learner.batching = learner.draws or drawn, "tasks"
+    batching, learner.batching = learner.batching, "tasks"
+    try:
+        with draws.alone(), kept():
+            before = state()
+            found = list(each(learner, function, tasks, where))
+            drawn = state() != before
+        if not learner.draws and drawn:
+            learner.draws = True
+            found = list(each(learner, function, tasks, where))
+    finally:
+        learner.batching = batching
     return found
+
+
+def _is_known(learner: Learner) -> bool:
+    """Return whether only this project's code computes the tasks: it draws from no generator."""
+    return type(learner).__module__.startswith("maml.") and is_ours(learner.network)
 
 
 @contextlib.contextmanager

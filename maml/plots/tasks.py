@@ -51,7 +51,7 @@ def panel(model: Model, index: int = 0) -> Any:
         return answers(own, model.meta_params, task, config.eval_inner_steps)
 
     (outputs,) = worker.evaluated(worker.learner, "test", torch.tensor([index]), answered)
-    if outputs.shape[1:] != (len(truth), model.ways):
+    if truth.dim() != 1 or outputs.shape[1:] != (len(truth), model.ways):
         return None
     chosen = outputs[0].argmax(-1).cpu()
     ways = model.ways

@@ -11,6 +11,7 @@ In both cases rank 0 computes its own tasks meanwhile, without a call.
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -199,13 +200,12 @@ class Rpc(OverRpc):
     def _teach(self) -> None:
         """Send the learner to the other ranks, once."""
         if not self._taught:
-            reference: Reference | None = Reference(self.worker.learner)
-            others = self.others
-            try:
-                RPC_PICKLER.serialize(reference)
-            except Exception:  # of any type: pickling runs the classes' own code
-                # A class made in a function, say, cannot travel. Each process has built the same.
-                reference = None
+            reference, others = None, self.others
+            # A class made in a function, say, cannot travel. Each process has built the same.
+            with contextlib.suppress(Exception):  # of any type: copying runs the classes' own code
+                made = Reference(self.worker.learner)
+                RPC_PICKLER.serialize(made)
+                reference = made
             torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -155,10 +156,19 @@ class Sampled(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
         return outputs, outputs
 
 
+class ByNumpy(LEARNERS["maml"]):  # type: ignore[misc, valid-type]
+    """Answers at a temperature that numpy draws."""
+
+    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+        outputs, own = super().answers(params, task)
+        return outputs * np.random.rand(), own
+
+
 @pytest.mark.parametrize("batching", ["vmap", "tasks"])
-def test_answers_that_draw_have_the_task_s_address(batching: str) -> None:
+@pytest.mark.parametrize("name", ["Sampled", "ByNumpy"])
+def test_answers_that_draw_have_the_task_s_address(name: str, batching: str) -> None:
     """A task's answers are the same in every share, and training goes on as before."""
-    values = {"learner": "tests.learners.test_overridden:Sampled", "eval_draws": True}
+    values = {"learner": f"tests.learners.test_overridden:{name}", "eval_draws": True}
     worker = worker_of("maml-glyphs-5way-1shot", batching=batching, eval_inner_steps=1, **values)
     params = worker.learner.meta_parameters()
     whole, again, alone = (

@@ -7,13 +7,12 @@ not, for any number of observers, as long as no observer is lost or late.
 """
 
 import contextlib
-import copy
 import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.rpc as rpc
@@ -23,6 +22,7 @@ from datasets.environments.acting import Trajectory, play
 from maml.acting.learners.reinforce import Reinforce, as_played
 from maml.config import Config
 from maml.errors import UserError
+from maml.learners import build_learner
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import Answer, OverRpc, answer_all, reported, this
@@ -44,8 +44,8 @@ class Inference:
     """The policy of one training step, for any thread. Counts ``forwards`` and ``requests``."""
 
     def __init__(self, learner: Reinforce) -> None:
-        # A copy, because a call of the learner's network swaps the network's tensors meanwhile.
-        self._learner = copy.deepcopy(learner)
+        # Another one, because a call of the learner's network swaps the network's tensors.
+        self._learner = cast("Reinforce", build_learner(learner.config))
         self._params: Params = {}
         self._seen = learner.environment.observation_size
         self.forwards, self.requests = 0, 0

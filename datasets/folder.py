@@ -9,7 +9,7 @@ of the files, so a changed folder is decoded again.
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -185,11 +185,12 @@ def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:
     return found
 
 
-def _drawn(n: int, fractions: str) -> dict[str, NDArray[np.int64]]:
+def _drawn(n: int, fractions: str | Sequence[float]) -> dict[str, NDArray[np.int64]]:
     """Divide ``n`` classes at random, but the same way everywhere for equal ``n`` and fractions."""
     try:
-        shares = [float(part) for part in fractions.split(",")]
-    except ValueError:
+        parts = fractions.split(",") if isinstance(fractions, str) else fractions
+        shares = [float(part) for part in parts]
+    except (TypeError, ValueError):
         shares = []
     # Negate the condition that must hold, so that nan fails, too.
     if not (len(shares) == 3 and min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):

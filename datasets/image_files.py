@@ -214,8 +214,8 @@ class Decoder:
 
     def __init__(self, size: int, mode: str) -> None:
         """Raise a :class:`DataError` that names the flag for an invalid size or mode."""
-        if not 1 <= size <= _MOST_PIXELS:
-            raise DataError(f"--image-size {size}: must be between 1 and {_MOST_PIXELS}")
+        if not isinstance(size, int) or not 1 <= size <= _MOST_PIXELS:
+            raise DataError(f"--image-size {size!r}: must be between 1 and {_MOST_PIXELS}")
         if mode not in ("rgb", "grey"):
             raise DataError(f"--image-mode {mode}: unknown; one of rgb, grey")
         self.size, self.mode = size, mode

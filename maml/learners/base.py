@@ -361,6 +361,13 @@ class Learner(nn.Module, ABC):
                 f"--learner {self.config.learner}: metrics returns {', '.join(found) or 'nothing'}"
                 f" and metric_names is {', '.join(self.metric_names) or 'empty'}: name the same"
             )
+        for name, value in found.items():
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if shape != [len(y)]:
+                raise UserError(
+                    f"--learner {self.config.learner}: metrics returns {shape} as {name!r}: of "
+                    f"{len(y)} tasks, with targets {list(y.shape)}, it must return [{len(y)}]"
+                )
         return found
 
     def prepare(self, device: torch.device) -> None:

@@ -185,6 +185,9 @@ def listed(image_shape, ways): return nn.Sequential(nn.Flatten(), Listed(784, wa
 class Measuring(MAML):
     def metrics(self, outputs, y):
         return super().metrics(outputs, y) | {"margin": outputs.amax(-1).mean(-1)}
+class Averaging(MAML):
+    def metrics(self, outputs, y):
+        return {"accuracy": (outputs.argmax(-1) == y).float().mean()}
 class Naming(MAML):
     def __init__(self, config, names):
         super().__init__(config)
@@ -253,6 +256,7 @@ CANNOT_BE = {
     "--network Misnamed --learner boil": r"'out.', and no .* so: layer.weight, layer.b",
     "--learner Short": r"Short.query_loss returns one tensor \[\]: it must re",
     "--learner Measuring": r"metrics returns accuracy, margin and metric_names is acc",
+    "--learner Averaging": r"metrics returns \[\] as 'accuracy': of . tasks, .*must return",
     "--learner Naming(names=('loss',))": r": metric_names has 'loss': taken by ",
     "--learner wrong": r"is no subclass of maml.learners.Learner",
     "--data strangers": r"class a of train is int64 \[\]; all must be uint8",

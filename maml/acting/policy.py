@@ -71,7 +71,8 @@ class Policy(Learner):
         if self.mixes(seen) or self.call_network(params, seen)[1]:
             raise UserError(
                 f"--network {self.config.network}: an action depends on what is seen in other "
-                "environments and at other steps; a policy may read its own observation only"
+                "environments and at other steps, as by batch norm; give it only layers that treat "
+                "each observation alone"
             )
 
     def stated(self, meta_params: Params, phase: int | None) -> Problem:

@@ -77,7 +77,7 @@ def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
         values = sorted({str(getattr(run.config, differing[0])) for run in runs})
         raise UserError(
             f"{name}: its runs differ in {', '.join(differing)}: name one, as in "
-            f"{name.partition(':')[0]}:{differing[0]}={values[0]}"
+            f"{name}{',' if ':' in name else ':'}{differing[0]}={values[0]}"
         )
     scores: dict[int, dict[int, float]] = {}
     scored_by = ""

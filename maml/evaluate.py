@@ -27,6 +27,7 @@ from maml.config.parser import Parser, add_here, add_iteration, at_least, positi
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
 from maml.evaluation.scores import check_headline, evaluate, no_answers, summary, there_are
+from maml.learners.data import data_contents, kind_of
 from maml.processes.program import run_program
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
@@ -37,7 +38,7 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "ways": ("ways", at_least(1), "classes per task, for learners without parameters of a class"),
     "shots": ("shots", at_least(1), "support examples per class"),
     "queries": ("eval_queries", at_least(1), "query examples per class"),
-    "data": ("data", str, "another data set, of images of the same shape"),
+    "data": ("data", str, "another data set, of the same kind and shape"),
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """Settings that may differ from the run's own, by flag: field, type, help."""
@@ -141,6 +142,7 @@ class RunEvaluator:
                 f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
                 f"{self._of_run.ways} classes apart"
             )
+        self._other_kind = self._why_other_kind()
         _say(check_headline(worker, options.split, self.transductive, "--non-transductive"))
         asked = ("data", "ways", "shots", "eval_queries", "eval_inner_steps")
         self._question = {
@@ -149,6 +151,22 @@ class RunEvaluator:
             "tasks": there_are(options.tasks, worker, options.split),
             **{name: getattr(config, name) for name in asked},
         }
+
+    def _why_other_kind(self) -> str:
+        """Say how ``--data`` differs in shape or kind from the run's data; "" if it does not.
+
+        Some networks take any size, so their parameters cannot tell.
+        """
+        config, of_run = self.strategy.config, self._of_run
+        if config.data == of_run.data:
+            return ""
+        try:
+            then = kind_of(of_run, data_contents(of_run))
+        except UserError:  # a user's own data, which need not be on this machine
+            return ""
+        now = kind_of(config, self.strategy.worker.learner.contents)
+        told = f"--data {config.data}: it has {now}, but the run's {of_run.data} has {then}"
+        return told if now != then else ""
 
     def prepare(self) -> bool:
         """Build the worker for the run's configuration; return whether there is one yet."""
@@ -196,12 +214,14 @@ class RunEvaluator:
             files.append_line(self.rows, json.dumps(row))
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
-        """Refuse checkpoints of another network, or of other training classes than now."""
+        """Refuse checkpoints of another network, kind of data, or training classes than now."""
         options, learner = self.options, self.strategy.worker.learner
         for one in contents:
             what = f"{options.run_dir}, after {one['iteration']}"
             checkpoint.check_model(one, learner.meta_parameters(), what)
             warn_of_edits(self.strategy.config, one, self._warned)
+        if self._other_kind:
+            raise UserError(self._other_kind)
         if contents[0].get("division") is not None and options.data is None:
             # Open the training split with the run's settings, not with those of this evaluation.
             learner = copy.copy(learner)

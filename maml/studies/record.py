@@ -21,7 +21,7 @@ from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import PRESETS, changed, published_row, spelled
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, load_best
-from maml.evaluation.scores import evaluate, headline, with_headline
+from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.files import TESTED
@@ -139,9 +139,7 @@ def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str
     models = [one["model"] for one in saved]
     found = evaluate(alone(config), models, "test", tasks, progress=True)
     found = with_headline(found, transductive=config.transductive)
-    judged = headline(found)
-    kept = (judged, "ci95", f"non_transductive_{judged}", f"non_transductive_{judged}_ci95")
-    scores = {f"ensemble_{name}": found[name] for name in kept}
+    scores = {f"ensemble_{name}": found[name] for name in found if name not in ("split", "tasks")}
     return {"ensemble": [one["iteration"] for one in saved]} | scores
 
 

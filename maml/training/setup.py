@@ -52,7 +52,7 @@ class Setup:
             self.worker.evaluation(split)
             line = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines.append(line)
-        self.lines.append(same_classes(self.worker, splits))
+        self.lines += [same_classes(self.worker, splits), _too_few_to_keep(self.config)]
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]
@@ -109,3 +109,19 @@ class Setup:
                     )
                     self.config = with_values(self.config, run_dir=run_dir)
                 yield strategy.drives
+
+
+def _too_few_to_keep(config: Config) -> str:
+    """Return a warning if fewer checkpoints than ``--keep-best`` will be validated, else ""."""
+    saves, validates, last = config.checkpoint_every, config.eval_every, config.iterations
+    if not config.keep_best:
+        return ""
+    both = math.lcm(saves, validates)
+    # The last iteration is always saved.
+    count = last // both + (last % validates == 0 and last % both != 0)
+    if count >= config.keep_best:
+        return ""
+    return (
+        f"warning: --keep-best {config.keep_best}: --checkpoint-every {saves} and --eval-every "
+        f"{validates} both fall on only {count} of {last} iterations, so no more can be kept"
+    )

@@ -68,6 +68,14 @@ def test_the_best_stay(tmp_path: Path) -> None:
         assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
 
 
+def test_too_few_to_keep(tmp_path: Path, capsys: Any) -> None:
+    for saves, count in ((5, 1), (4, 2), (2, 3)):  # the last, 6, is saved in any case
+        config = with_values(CONFIG, eval_every=2, checkpoint_every=saves, iterations=6)
+        train(config, tmp_path / str(saves), keep_best=3)
+        said = [f"fall on only {count} of 6 " in line for line in warnings_of(capsys)]
+        assert said == [True] * (count < 3)
+
+
 def best_of(rows: list[dict[str, Any]], there: Path) -> list[int]:
     (there / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return best(there, range(len(rows)), transductive=True)

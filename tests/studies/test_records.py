@@ -326,7 +326,10 @@ def test_a_record_that_is_judged_otherwise(tmp_path: Path) -> None:
     train(sinusoid(eval_every=1, checkpoint_every=1, test_tasks=4), tmp_path / "sinusoid")
     kept = record.write(tmp_path / "sinusoid", tmp_path / "others", ensemble=2)
     (*_, row) = table.table(tmp_path / "others", "run", "bare").splitlines()
-    assert f" {recorded.read(kept).result['ensemble_loss']:.2f} ± " in row and "(loss)" in row
+    scores = recorded.read(kept).result
+    assert f" {scores['ensemble_loss']:.2f} ± " in row and "(loss)" in row
+    own = {n for n in scores if n.endswith("_ci95") and not n.startswith("ensemble_")}
+    assert own and {f"ensemble_{name}" for name in own} <= scores.keys()
 
 
 def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:

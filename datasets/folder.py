@@ -53,7 +53,7 @@ class Flags:
 _SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
 FRACTIONS = "0.64,0.16,0.2"  # for train, validation and test: MiniImageNet's 64, 16 and 20 of 100
 
-_FORMS = "--data-root is to hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
+_FORMS = "the whole folder must hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
 
 # A constant of the project, not the run's --seed: every run tests on the same classes.
 _SEED = 2016

@@ -72,7 +72,10 @@ def load(
     else:
         saved = checkpoint.load(file)
     learner = build_learner(config)
-    why = {"batches": "it does not adapt", "environments": "it acts, and answers no queries"}
+    why = {
+        "batches": "it does not adapt",
+        "environments": "it acts, and answers no queries; maml.evaluate scores it",
+    }
     tasks = registry.learner(config.learner).tasks
     if tasks in why:
         raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")

@@ -215,7 +215,7 @@ MISTAKES = [
     ({"train/a": 2, "train/b": 2}, {"split_fractions": "0.5,0.3,0.2"},
      "--split-fractions 0.5,0.3,0.2: "),
     ({"train/a": 2, "val/b": 2, "validation/c": 2}, {}, ": has validation and val, which mean"),
-    ({}, {}, ": no folders of images in it; --data-root"),
+    ({}, {}, ": no folders of images in it; the whole"),
     ({"a": 2, "b": 2}, {"mode": "hsv"}, "--image-mode hsv: unknown; one of rgb, grey"),
     *(({"a": 2}, {"split_fractions": text}, f"--split-fractions {text}: must be three numbers")
       for text in ("", "nan,0.5,0.5", "1.2,-0.2,0")),

@@ -106,6 +106,8 @@ def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Mo
             refused[why] = None
         elif registry.learner(config.learner).tasks == "episodes":
             found.setdefault(name, []).append(load(run.path, trust=trust))
+        else:
+            refused[f"--learner {config.learner} is no few-shot learner"] = None
     for why in refused:
         print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found

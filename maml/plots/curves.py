@@ -1,5 +1,6 @@
 """Draw curves: of one finished run, of many runs by method and seed, of scores by inner steps."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -111,6 +112,7 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     runs = [run for each in methods.values() for run in each]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
     validates = any(_validated(run, metric) for run in runs)
+    of = "validation" if validates else "training"
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     looks = style.look_of(list(methods))
     for name, of_method in methods.items():
@@ -121,9 +123,11 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
         if whole:
             values = [[of_run[i] for i in whole] for of_run in each]
             line_of_seeds(axis, whole, values, looks[name], name)
+        else:
+            line = f"left out of the curves: {name}: no {of} row that all its runs have"
+            print(line, file=sys.stderr, flush=True)
     axis.xaxis.get_major_locator().set_params(integer=True)
-    y = f"{'validation' if validates else 'training'} {metric}"
-    style.finish(axis, "outer-loop iteration", y, metric=metric)
+    style.finish(axis, "outer-loop iteration", f"{of} {metric}", metric=metric)
     return drawn
 
 

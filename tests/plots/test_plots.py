@@ -64,7 +64,7 @@ def test_all_that_there_is_is_drawn(there: Path, tmp_path: Path, capsys: Any) ->
     assert lines == ["drawn: curves", "drawn: steps"]
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> None:
+def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path, capsys: Any) -> None:
     found = reading.methods(reading.find([there / name for name in ("a-0", "a-1", "b-0")]))
     assert {name: [run.path.name for run in each] for name, each in found.items()} == {
         "inner_lr=0.4": ["a-0", "a-1"], "inner_lr=0.1": ["b-0"]
@@ -84,6 +84,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_method(there: Path) -> Non
     with pytest.raises(UserError, match="--names: one is given twice"):
         command.named(["A", "A"], runs)
     other = Run(Path("e"), with_values(runs[0].config, weight_decay=0.125, inner_steps=7))
+    curves.learning_curves({"a": runs[:1], "other": [other]})
+    assert "curves: other: no validation row that all its runs have" in capsys.readouterr().err
     assert [*reading.methods([runs[0], other])][1] == "inner_steps=7 weight_decay=0.125"
 
 

@@ -7,7 +7,7 @@ loss here. The code that differentiates and distributes a classifier also serves
 
 import functools
 import math
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from datasets.environments.acting import Acting, Environment, Trajectory, play
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.execution.compiled import Traced
 from maml.learners.base import Learner
 from maml.learners.data import data_options
 from maml.metagradient.by_task import each_task
@@ -56,10 +55,6 @@ class Policy(Learner):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.metric_names = ("return", self.also)
-        # An episode calls the network hundreds of times; a call takes longer than its computation.
-        # Recorded operations are those of one mode of the network.
-        both = (False, True)
-        self._traced = {(each, mode): Traced(self.actions, each) for each in both for mode in both}
 
     def prepare(self, device: torch.device) -> None:
         """See `Learner.prepare`. Raise `UserError` if an action depends on other environments."""
@@ -131,15 +126,12 @@ class Policy(Learner):
 
         ``params`` are a problem's, with a leading B if ``each`` task has its own.
         """
-        if each and self.batching == "tasks":
-            one = functools.partial(self.act, each=False)
-            return cast("Trajectory", each_task(one, self.batching)(params, first, draws))
         dtype = next(iter(params.values())).dtype
-        traced = self._traced[each, self.network.training]
-        policy = traced.function if self.draws else traced  # recording would draw once more
+        policy = each_task(self.actions, self.batching) if each else self.actions
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
-            return policy(params, observations.to(dtype), draws)
+            actions: Tensor = policy(params, observations.to(dtype), draws)
+            return actions
 
         return play(self.environment, first, draws, choose, dtype)
 

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -46,8 +45,6 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """The same tolerances for the recorded operations, before code is generated for them."""
 FLOOR = 0.1
 """Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
-WORTH = 150
-"""Trace a small function at this call: the calls so far have cost about as much as tracing."""
 READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 VALUES = (
     "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
@@ -194,38 +191,6 @@ class _NoValues(TorchFunctionMode):
         if func in READS:
             raise RuntimeError(VALUES)
         return func(*args, **kwargs or {})
-
-
-class Traced:
-    """A small function of tensors that is called thousands of times, recorded for each shape.
-
-    For a `torch.func.vmap` of a few layers, finding the operations takes longer than running them.
-    Results have no gradients. A copy starts untraced. A function that reads values stays untraced.
-    """
-
-    def __init__(self, function: Callable[..., Any], each: bool = False) -> None:
-        """``each``: map ``function`` over the leading dimension of its arguments."""
-        self._given = function, each
-        self.function = torch.func.vmap(function, randomness="different") if each else function
-        self._calls: Counter[Any] = Counter()
-        self._forms: dict[Any, _Form] = {}
-
-    def __reduce__(self) -> Any:
-        return Traced, self._given
-
-    @torch.no_grad()
-    def __call__(self, *arguments: Any) -> Any:
-        """Return what the function returns."""
-        tensors, structure = pytree.tree_flatten(arguments)
-        key = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in tensors)
-        self._calls[key] += 1
-        if self._calls[key] == WORTH:
-            with contextlib.suppress(RuntimeError):  # it reads values: stay untraced
-                self._forms[key] = record(self.function, tensors, structure)
-        form = self._forms.get(key)
-        if form is None:
-            return self.function(*arguments)
-        return pytree.tree_unflatten(form.run(*tensors), form.structure)
 
 
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:

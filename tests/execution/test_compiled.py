@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 import sys
@@ -17,7 +16,7 @@ from torch import Tensor
 from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
-from maml.execution.compiled import WORTH, Compiled, Traced, choose
+from maml.execution.compiled import Compiled, choose
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
@@ -317,27 +316,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(
     _, line = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "file") in line
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "as before"
-
-
-def relu(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x @ params["w"]).cumsum(-1)
-
-
-def test_a_traced_function_is_the_function_before_and_after_it_is_traced() -> None:
-    generator = torch.Generator().manual_seed(0)
-    of_each = Traced(relu, each=True)
-    for rows in (3, 5):  # another shape is another trace
-        for call in range(WORTH + 3):
-            params = {"w": torch.randn(4, 2, 2, generator=generator, dtype=torch.float64)}
-            x = torch.randn(4, rows, 2, generator=generator, dtype=torch.float64)
-            found = of_each(params, x)
-            if call % 50 == 0 or call >= WORTH:
-                torch.testing.assert_close(found, torch.relu(x @ params["w"]).cumsum(-1))
-    assert len(of_each._forms) == 2
-    again = pickle.loads(pickle.dumps(of_each))
-    torch.testing.assert_close(again(params, x), found)
-    assert not again._forms
-
-    reads = Traced(lambda x: x * sum(x.tolist()))
-    for call in range(WORTH + 3):
-        assert reads(torch.tensor([call, 1.0]))[1] == call + 1

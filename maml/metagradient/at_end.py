@@ -132,7 +132,6 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     if problem.second_moment is not None:
         of_moment = _moved(problem.second_moment, state.second, derivatives, len(query.losses))
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
-    # Learned rates have no such gradient: `Tensors.pull_back` fails if it needs one.
     rates: list[Params] = [{} for _ in problem.rates or ()]
     gradients = Tensors(
         {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment

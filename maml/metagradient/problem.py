@@ -208,6 +208,9 @@ class Problem:
             raise ValueError(
                 "displacement: not with transform, step_params, query_weights or implicit"
             )
+        learned = [n for rates in self.rates or () for n in rates if rates[n].requires_grad]
+        if self.displacement and learned:
+            raise ValueError(f"displacement: it has no gradient by the rate of {learned[0]}")
         if self.is_part and (self.implicit or self.displacement):
             raise ValueError("lives_on, optimizer_state: not with implicit or displacement")
         second = self.second_moment

@@ -457,7 +457,7 @@ def test_lazy_and_shared_layers_and_subclasses_of_ours_train(name: str, write: W
     config = parse([*IMAGES, "--network", f"{module}:{name}"])
     worker = Worker(config, torch.device("cpu"))
     share = worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
-    assert all(gradient.isfinite().all() for gradient in share.gradients.values())
+    assert 0 < sum(gradient.abs().sum() for gradient in share.gradients.values()) < torch.inf
 
 
 # ---- data -------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Start the program as a user does, in its own processes, and leave no process behind.
 
-``run_train``, ``run_torchrun`` and ``run`` wait, within a hard time limit (see `SLACK`); ``start``
-returns a `Launched` at once, for tests that send signals. Every launched process inherits a
-variable by which its descendants are found, in any session. After the time limit, py-spy dumps the
-Python stacks of all of them, all are killed, and the test fails.
+``run`` and ``run_torchrun`` wait, within a hard time limit (see `SLACK`); ``start`` returns a
+`Launched` at once, for tests that send signals. Every launched process inherits a variable by which
+its descendants are found, in any session. After the time limit, py-spy dumps the Python stacks of
+all of them, all are killed, and the test fails.
 """
 
 import os
@@ -80,11 +80,6 @@ def start_ranks(
     ]
 
 
-def run_train(args: Sequence[str], timeout: float = 60, **options: object) -> Completed:
-    """Run ``python train_maml.py args``; see `run`."""
-    return run([*TRAIN, *args], timeout, **options)  # type: ignore[arg-type]
-
-
 def run_torchrun(
     nproc: int, args: Sequence[str], timeout: float = 120, **options: object
 ) -> Completed:
@@ -146,12 +141,12 @@ def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Pat
     return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 
 
-def until(holds: Callable[[], object], timeout: float = 20) -> None:
-    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s."""
+def until(holds: Callable[[], object], timeout: float = 20, otherwise: str = "") -> None:
+    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s; else say ``otherwise``."""
     deadline = time.monotonic() + SLACK * timeout
     while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
 
 
 class Launched:

@@ -1,4 +1,4 @@
-"""Tiny runs inside the test's own process."""
+"""Tiny runs, and workers, inside the test's own process."""
 
 import json
 from pathlib import Path
@@ -8,9 +8,11 @@ import torch
 
 from maml.config import Config
 from maml.config.presets import PRESETS, with_values
+from maml.params import Params
 from maml.run import checkpoint
 from maml.run.files import read_rows
 from maml.trainer import Trainer
+from maml.worker import Worker
 
 SINUSOID: dict[str, Any] = {
     "shots": 4, "queries": 4, "eval_queries": 4, "meta_batch_size": 3, "eval_inner_steps": 2,
@@ -92,6 +94,17 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def name_of(value: Any) -> str:
-    """Name a test's parameter. A function has its source name: a repr's address would vary."""
-    return getattr(value, "__name__", None) or str(value)
+def worker_of(preset: str, **values: Any) -> Worker:
+    """Return a worker of a preset on the CPU, in float64; ``values`` are fields of `Config`."""
+    config = with_values(PRESETS[preset], **{"dtype": "float64", **values})
+    return Worker(config, torch.device("cpu"))
+
+
+def moved(worker: Worker) -> Params:
+    """Return meta-parameters that all differ from how they begin: no one, zero or identity."""
+    generator = torch.Generator().manual_seed(5)
+    params = {}
+    for name, tensor in worker.learner.meta_parameters().items():
+        noise = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
+        params[name] = tensor.detach() + 0.05 * noise
+    return params

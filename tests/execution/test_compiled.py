@@ -23,7 +23,7 @@ from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import run, run_torchrun
 from tests.metagradient.peer import assert_near
-from tests.runs import glyphs, last, metrics, name_of, same, sinusoid
+from tests.runs import glyphs, last, metrics, moved, same, sinusoid
 
 CPU = torch.device("cpu")
 # Compiling takes half a minute on an idle machine, and longer on a busy one.
@@ -36,11 +36,7 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     plain = Worker(with_values(config, compile="off"), CPU)
     worker = Worker(with_values(config, compile="on"), CPU)
     worker.get_ready({len(IDS)})
-    generator = torch.Generator().manual_seed(5)
-    params = {
-        name: p.detach() + 0.05 * torch.randn(p.shape, dtype=p.dtype, generator=generator)
-        for name, p in plain.learner.meta_parameters().items()
-    }
+    params = moved(plain)
     before = {name: tensor.clone() for name, tensor in params.items()}
     expected = plain.share(params, IDS, plain.learner)
     share = worker.share(params, IDS, worker.learner)
@@ -71,7 +67,6 @@ def compare(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
             if name != "sgd"
         ),
     ],
-    ids=name_of,
 )
 def test_compiled_equals_eager(
     family: Any, changes: dict[str, Any], capsys: pytest.CaptureFixture[str]

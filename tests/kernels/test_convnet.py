@@ -19,7 +19,7 @@ from maml.networks.conv4 import Conv4
 from tests.compiler import needs_compiler
 from tests.launching import run
 from tests.metagradient.peer import assert_near, losses_of
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 pytestmark = needs_compiler
 

@@ -15,7 +15,7 @@ from maml.kernels import convnet, library
 from maml.networks import stack
 from tests.compiler import COMPILER, needs_compiler
 from tests.launching import Completed, run, start
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 pytestmark = needs_compiler
 

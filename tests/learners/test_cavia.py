@@ -15,7 +15,7 @@ from maml.params import Params
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 

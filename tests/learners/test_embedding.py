@@ -10,7 +10,7 @@ from maml.learners.embedding import Embedding
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 

@@ -11,7 +11,7 @@ from maml.learners.finetune import Finetune
 from maml.networks.statistics import Statistics
 from maml.params import Params
 from maml.worker import Worker
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11])
 

@@ -14,7 +14,7 @@ from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
 from maml.worker import Worker
 from tests.metagradient.peer import losses_of, randn
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0

@@ -12,7 +12,7 @@ from maml.metagradient.problem import Problem
 from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 

@@ -12,7 +12,7 @@ from maml.params import Params, without_prefix
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
-from tests.workers import moved, worker_of
+from tests.runs import moved, worker_of
 
 STEPS, BATCH = 2, 3
 SMALL = {

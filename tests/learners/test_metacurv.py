@@ -8,7 +8,7 @@ from maml.metagradient.problem import Problem, Transform
 from maml.params import without_prefix
 from maml.worker import Worker
 from tests.metagradient.peer import by_hand, losses_of, oracle
-from tests.workers import moved, worker_of
+from tests.runs import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12])
 

@@ -14,7 +14,7 @@ from maml.config import Config, registry
 from maml.config.presets import PRESETS, with_values
 from maml.learners import Learner
 from maml.params import Params
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 LEARNERS: dict[str, type[Learner]] = {

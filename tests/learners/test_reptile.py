@@ -18,7 +18,7 @@ from maml.networks.loss import MiniBatches
 from maml.params import without_prefix
 from maml.worker import Worker
 from tests.compiler import needs_compiler
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12])
 PARSED = ("learner", "inner_optimizer", "keep_moment")

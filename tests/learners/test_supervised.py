@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.learners.objectives import RANKED_CLASSIFICATION
 from maml.worker import Worker
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 IDS = torch.tensor([3, 0, 11])
 

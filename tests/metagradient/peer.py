@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
@@ -22,29 +22,6 @@ def oracle(name: str, room: str = "algorithms") -> Any:
             f"learn2learn.{room}", reason="pip has no learn2learn for this Python, uv has"
         )
     return getattr(algorithms, name)
-
-
-class LogitsOnly(nn.Module):
-    """A network that returns only its logits, as other libraries expect."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.network(x)[0]
-        return outputs
-
-
-def accumulate_gradients(
-    peer: Any, tasks: Task, loss: Callable[[Tensor, Tensor], Tensor], steps: int
-) -> None:
-    """Add up the meta-gradient of B tasks in the ``grad`` of the peer's parameters."""
-    for i in range(len(tasks.support_x)):
-        clone = peer.clone()
-        for _ in range(steps):
-            clone.adapt(loss(clone(tasks.support_x[i]), tasks.support_y[i]))
-        loss(clone(tasks.query_x[i]), tasks.query_y[i]).backward()
 
 
 def losses_of(

@@ -13,75 +13,50 @@ from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError, OuterOptimizer, rate_at
 from maml.strategies.local import Local
 from maml.worker import Share, Worker
+from tests.metagradient.peer import randn
 from tests.runs import glyphs, metrics, same, sinusoid, train
-
-CPU = torch.device("cpu")
 
 
 def meta_params() -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"weight": (3, 4), "bias": (5,)}
-    return {
-        name: torch.randn(shape, dtype=torch.float64, generator=generator)
-        for name, shape in shapes.items()
-    }
+    return {"weight": randn(3, 4, seed=0), "bias": randn(5, seed=1)}
 
 
 def sums(step: int) -> tuple[dict[str, Tensor], int]:
     """Return a step's gradients and task count; for biases they are so small that ε decides."""
-    generator = torch.Generator().manual_seed(step + 1)
-    scales = {"weight": 10.0, "bias": 1e-8}
-    gradients = {
-        name: scales[name] * torch.randn(tensor.shape, dtype=torch.float64, generator=generator)
-        for name, tensor in meta_params().items()
-    }
-    return gradients, step + 2
+    weight, bias = randn(3, 4, seed=10 + step), randn(5, seed=20 + step)
+    return {"weight": 10 * weight, "bias": 1e-8 * bias}, step + 2
 
 
-@pytest.mark.parametrize(("clip", "norm"), [(None, None), (0.5, None), (None, 0.7)])
+@pytest.mark.parametrize(
+    ("clip", "norm", "decay"),
+    [(None, None, 0.0), (0.5, None, 0.0), (None, 0.7, 0.0), (None, None, 0.1)],
+)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_steps_as_pytorch_s_optimizer_does(
-    optimizer: str, clip: float | None, norm: float | None
+    optimizer: str, clip: float | None, norm: float | None, decay: float
 ) -> None:
-    """Adam as published (arXiv:1412.6980, section 2), or SGD with momentum; the mean is clipped."""
-    momentum = 0.9 if optimizer == "sgd" else 0.0
+    """Adam as published (arXiv:1412.6980, section 2), or SGD with momentum; the mean is clipped.
+
+    Only the network's weights shrink, as PyTorch's AdamW shrinks them (arXiv:1711.05101), and as
+    SGD without momentum does, where decoupling makes no difference. What is frozen stays.
+    """
+    momentum = 0.9 if optimizer == "sgd" and not decay else 0.0
     config = sinusoid(
         dtype="float64", meta_optimizer=optimizer, meta_lr=0.03, meta_momentum=momentum,
-        grad_clip=clip, grad_clip_norm=norm,
+        grad_clip=clip, grad_clip_norm=norm, weight_decay=decay,
     )  # fmt: skip
-    outer = OuterOptimizer(config, meta_params())
-    plain = meta_params()
-    peer: torch.optim.Optimizer
-    if optimizer == "adam":
-        peer = torch.optim.Adam(plain.values(), lr=0.03, betas=(0.9, 0.999), eps=1e-8)
-    else:
-        peer = torch.optim.SGD(plain.values(), lr=0.03, momentum=0.9)
-    for step in range(4):
-        gradients, n_tasks = sums(step)
-        for name, tensor in plain.items():
-            mean = gradients[name] / n_tasks
-            tensor.grad = mean if clip is None else mean.clamp(-clip, clip)
-        if norm is not None:
-            torch.nn.utils.clip_grad_norm_(plain.values(), norm)
-        peer.step()
-        outer.step(gradients, n_tasks)
-        torch.testing.assert_close(outer.params, plain, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
-    """As PyTorch's AdamW (arXiv:1711.05101), and as SGD, where decoupling makes no difference."""
-    config = sinusoid(dtype="float64", meta_optimizer=optimizer, meta_lr=0.03, weight_decay=0.1)
     start = {f"network.{name}": tensor for name, tensor in meta_params().items()}
     start |= {"rates": torch.ones(3, dtype=torch.float64), "network.still": torch.ones(2).double()}
     outer = OuterOptimizer(config, start, ["network.still"])
     plain = {name: tensor.clone() for name, tensor in start.items() if name != "network.still"}
     groups = [
-        {"params": [plain[name] for name in plain if name != "rates"], "weight_decay": 0.1},
+        {"params": [plain[name] for name in plain if name != "rates"], "weight_decay": decay},
         {"params": [plain["rates"]], "weight_decay": 0.0},
     ]
-    kind = torch.optim.AdamW if optimizer == "adam" else torch.optim.SGD
-    peer = kind(groups, lr=0.03)
+    if optimizer == "adam":
+        peer = torch.optim.AdamW(groups, lr=0.03, betas=(0.9, 0.999), eps=1e-8)
+    else:
+        peer = torch.optim.SGD(groups, lr=0.03, momentum=momentum)
     for step in range(4):
         drawn, n_tasks = sums(step)
         gradients = {f"network.{name}": tensor for name, tensor in drawn.items()}
@@ -89,11 +64,14 @@ def test_weights_shrink_and_what_is_frozen_stays(optimizer: str) -> None:
         still = torch.tensor([1.0, math.inf], dtype=torch.float64)
         gradients |= {"rates": torch.ones(3).double() * step, "network.still": still}
         for name, tensor in plain.items():
-            tensor.grad = gradients[name] / n_tasks
+            mean = gradients[name] / n_tasks
+            tensor.grad = mean if clip is None else mean.clamp(-clip, clip)
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(plain.values(), norm)
         peer.step()
         outer.step(gradients, n_tasks)
-    for name, tensor in plain.items():
-        torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
+        for name, tensor in plain.items():
+            torch.testing.assert_close(outer.params[name], tensor, rtol=0, atol=1e-14, msg=name)
     assert torch.equal(outer.params["network.still"], start["network.still"])
     with pytest.raises(UserError, match="all parameters are frozen"):
         OuterOptimizer(config, start, start.keys())
@@ -145,39 +123,27 @@ def test_the_rate_follows_the_schedule(values: dict[str, Any], rates: list[float
     assert [rate_at(config, iteration) for iteration in range(4)] == pytest.approx(rates)
 
 
-KEPT = (2, 4, 1)
-"""How many of a meta-batch of four tasks each step sums: late tasks may be left out."""
-FOUR_TASKS: dict[str, Any] = {
-    "dtype": "float64", "meta_batch_size": 4, "meta_optimizer": "sgd", "meta_lr": 0.1,
-    "iterations": len(KEPT), "log_every": 2, "inner_lr": 0.1,
-}  # fmt: skip
-
-
-@pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> list[Share]:
-    """The list that a local run's shares will be added to; each sums `KEPT`'s number of tasks."""
-    found: list[Share] = []
-    whole = Local.meta_step
-
-    def meta_step(self: Local, meta_params: Any, ids: Tensor) -> Share:
-        found.append(whole(self, meta_params, ids[: KEPT[len(found)]]))
-        return found[-1]
-
-    monkeypatch.setattr(Local, "meta_step", meta_step)
-    return found
-
-
 def test_steps_and_rows_are_means_over_the_tasks_summed(
-    shares: list[Share], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
 ) -> None:
     """As with backup workers: divide by the tasks summed, not by the meta-batch or iterations.
 
-    Plain SGD: Adam would hide the divisor.
+    Late tasks are left out of a meta-batch of four. Plain SGD: Adam would hide the divisor.
     """
-    config = glyphs(**FOUR_TASKS)
-    start = Worker(config, CPU).learner.meta_parameters()
+    kept, shares, whole = (2, 4, 1), list[Share](), Local.meta_step
+
+    def meta_step(self: Local, meta_params: Any, ids: Tensor) -> Share:
+        shares.append(whole(self, meta_params, ids[: kept[len(shares)]]))
+        return shares[-1]
+
+    monkeypatch.setattr(Local, "meta_step", meta_step)
+    config = glyphs(
+        dtype="float64", meta_batch_size=4, meta_optimizer="sgd", meta_lr=0.1, iterations=3,
+        log_every=2, inner_lr=0.1,
+    )  # fmt: skip
+    start = Worker(config, torch.device("cpu")).learner.meta_parameters()
     found = train(config, tmp_path)["model"]
-    assert [share.n_tasks for share in shares] == list(KEPT)
+    assert [share.n_tasks for share in shares] == list(kept)
     for name, tensor in start.items():
         steps = [0.1 * share.gradients[name] / share.n_tasks for share in shares]
         expected = tensor.detach() - sum(steps)

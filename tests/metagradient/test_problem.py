@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -140,11 +141,8 @@ def convnet_problem(pool: bool, mean: bool, **values: Any) -> tuple[Problem, Tas
 
 def by_torch(problem: Problem, tasks: Task, network: Any) -> Outer:
     """In reverse mode, without kernels."""
-    network.kernels = False
-    try:
+    with mock.patch.object(network, "kernels", False):
         return differentiate(problem, tasks, "reverse")
-    finally:
-        network.kernels = True
 
 
 @needs_compiler

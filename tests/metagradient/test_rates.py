@@ -12,7 +12,7 @@ from maml.errors import UserError
 from maml.worker import Share, Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import assert_near
-from tests.workers import moved, worker_of
+from tests.runs import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from maml.networks import build_network
 from maml.networks.statistics import BatchNorm, normalise
+from tests.metagradient.peer import randn
 
 EPS = 1e-3
 """Of the batch normalisation of MAML's released code."""
@@ -20,17 +21,12 @@ def build(name: str = "conv4", side: int = 28, ways: int = 5, filters: int = 64)
     return build_network(name, image_shape=(1, side, side), ways=ways, filters=filters)
 
 
-def noise(*shape: int, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-
 # ---- forward ----------------------------------------------------------------------------------
 
 
 def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
     """At a scale of 0.03 the variance is about as large as ε, so ε has an effect."""
-    norm, x = BatchNorm(4).double(), noise(6, 4, 5, 5, scale=0.03) + 3
+    norm, x = BatchNorm(4).double(), 0.03 * randn(6, 4, 5, 5, seed=1) + 3
     # Neither scale nor shift has its initial value.
     nn.init.uniform_(norm.weight, 0.5, 2)
     nn.init.uniform_(norm.bias, -1, 1)
@@ -40,7 +36,7 @@ def test_normalises_by_the_batch_at_hand_or_given_statistics() -> None:
     by_channel = x.transpose(0, 1).flatten(1)
     torch.testing.assert_close(mean, by_channel.mean(1))
     torch.testing.assert_close(variance, by_channel.var(1, correction=0))
-    mean, variance = noise(4), noise(4, scale=0.03).square()
+    mean, variance = randn(4, seed=1), (0.03 * randn(4, seed=1)).square()
     found, used = norm(x, (mean, variance))
     expected = F.batch_norm(x, mean, variance, norm.weight, norm.bias, training=False, eps=EPS)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
@@ -69,7 +65,7 @@ def test_four_blocks_and_a_head(name: str, side: int, filters: int, features: in
     """Strided and averaged, or flattened (2×2 of 28×28); or pooled and flattened (5×5 of 84×84)."""
     pool = name == "conv4-pool"
     network = build(name, side, filters=filters).double()
-    x = noise(3, 1, side, side)
+    x = randn(3, 1, side, side, seed=1)
     found, _ = network(x)
     hidden = x
     assert len(network.blocks) == 4

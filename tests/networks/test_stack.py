@@ -17,7 +17,7 @@ from maml.networks.stack import Stack, features, stack_of
 from maml.params import Params, without_prefix
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand
-from tests.workers import worker_of
+from tests.runs import worker_of
 
 pytestmark = needs_compiler
 

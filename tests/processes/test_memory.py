@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -27,44 +26,36 @@ def test_what_the_kernel_counts(tmp_path: Path) -> None:
     assert memory.cause("it", 3 * 2**29) == f"{says}; it had 1.50 GiB"
 
 
-class Group(NamedTuple):
-    """A control group: its directory, and its files for what it has and what it may have."""
-
-    at: Path
-    usage: str
-    limit: str
-
-
 @pytest.fixture
-def group() -> Iterator[Group]:
-    """A control group within that of this process, of version 1 or 2."""
-    made = None
+def group() -> Iterator[tuple[Path, Path, Path]]:
+    """A control group within that of this process: its directory, usage file and limit file."""
+    found = None
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         number, controllers, name = line.split(":", 2)
         if number == "0":
-            made = Group(Path(f"/sys/fs/cgroup{name}"), "memory.current", "memory.max")
+            found = f"/sys/fs/cgroup{name}", "memory.current", "memory.max"
         elif "memory" in controllers.split(","):
             files = "memory.usage_in_bytes", "memory.limit_in_bytes"
-            made = Group(Path(f"/sys/fs/cgroup/memory{name}"), *files)
+            found = f"/sys/fs/cgroup/memory{name}", *files
             break
-    if made is None:
+    if found is None:
         pytest.skip("no control group counts memory here")
-    made = made._replace(at=made.at / f"maml-test-{os.getpid()}")
+    at = Path(found[0], f"maml-test-{os.getpid()}")
     try:
-        made.at.mkdir()
+        at.mkdir()
     except OSError as error:
         pytest.skip(f"this user may make no control group: {error}")
-    if not (made.at / made.limit).exists():
-        made.at.rmdir()
-        pytest.skip(f"the control groups of {made.at.parent} do not limit memory")
-    yield made
+    if not (at / found[2]).exists():
+        at.rmdir()
+        pytest.skip(f"the control groups of {at.parent} do not limit memory")
+    yield at, at / found[1], at / found[2]
     deadline = time.monotonic() + SLACK * 10
-    while (made.at / "cgroup.procs").read_text() and time.monotonic() < deadline:
+    while (at / "cgroup.procs").read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
-    made.at.rmdir()
+    at.rmdir()
 
 
-def test_the_kernel_kills_a_worker(group: Group, tmp_path: Path) -> None:
+def test_the_kernel_kills_a_worker(group: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The surviving rank and the launcher name the worker and its memory."""
     code = """
 import os, sys
@@ -75,14 +66,14 @@ open(sys.argv[1], "w").write(str(os.getpid()))
 launch.workers.TRAIN = "tests/strategies/faulty.py"
 run_program(launch.workers.main, sys.argv[2:])
 """
+    at, usage, limit = group
     config = sinusoid(iterations=10**9, run_dir=str(tmp_path / "run"))
     marker = tmp_path / "fault"
     env = {"FAULT": "fills_memory", "FAULT_RANK": "1", "FAULT_FILE": str(marker)}
-    within = [sys.executable, "-c", code, str(group.at / "cgroup.procs")]
+    within = [sys.executable, "-c", code, str(at / "cgroup.procs")]
     launched = start([*within, *as_flags(config), "--workers", "2"], env=env)
     launched.wait_for("iterations 0 to", timeout=120)
-    usage = int((group.at / group.usage).read_text())
-    (group.at / group.limit).write_text(str(usage + 2**28))
+    limit.write_text(str(int(usage.read_text()) + 2**28))
     marker.touch()
     done = launched.wait(60, expect=128 + 9)
     says = r"memory ran out, and the kernel killed \d+ process(es)? of this host during this run"

@@ -17,7 +17,7 @@ from maml.strategies.local import Local
 from maml.trainer import Trainer
 from tests.launching import TRAIN, start, torchrun
 from tests.runs import as_flags, last, metrics, sinusoid
-from tests.strategies.faults import wait_for_iteration
+from tests.strategies.faults import planted, wait_for_iteration
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -62,24 +62,19 @@ def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert [row["iteration"] for row in rows] == list(range(1, iteration + 3))
 
 
-def test_stopped_before_training_begins(cache_dir: Path) -> None:
+def test_stopped_before_training_begins(tmp_path: Path) -> None:
     """While libraries load there is nothing to save: the program ends without a traceback."""
     code = """
-import os, signal, sys, time
-import maml.trainer
-from maml.processes.program import run_program
-
+import maml.trainer, signal
 def main(arguments):
     # A job that a shell started in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.kill(os.getpid(), signal.SIGINT)
     while True:  # another thread may take it, and the main one hears of it a little later
         time.sleep(0.01)
-
-run_program(main, [])
+train_maml.main = main
 """
-    launched = start([sys.executable, "-c", code], env={"MAML_CACHE": str(cache_dir)})
-    done = launched.wait(60, expect=130)
+    done = start([sys.executable, planted(tmp_path, code)]).wait(60, expect=130)
     assert done.stderr == "interrupted\n"
 
 
@@ -173,26 +168,22 @@ def test_while_testing(
 def test_while_pictures_are_drawn(tmp_path: Path) -> None:
     """The run stays finished, and a line names the command that draws the pictures."""
     code = """
-import os, signal, sys, time
-import maml.trainer, maml.training.testing
-from maml.config.cli import parse
+import signal
 from maml.processes import signals
-from maml.processes.program import run_program
-
+from maml.training import testing
 def draw(*_):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(100)
-
-signals.PATIENCE = 0.1
-maml.training.testing.draw_curves = draw
-run_program(lambda arguments: maml.trainer.Trainer(parse(arguments)).run(), sys.argv[1:])
+signals.PATIENCE, testing.draw_curves = 0.1, draw
 """
-    config = sinusoid(iterations=1, test_tasks=2, run_dir=str(tmp_path))
-    done = start([sys.executable, "-c", code, *as_flags(config)]).wait(60, expect=143)
-    said = f"finished, and its result in {tmp_path}; python -m maml.plots {tmp_path} draws"
+    run_dir = tmp_path / "run"
+    config = sinusoid(iterations=1, test_tasks=2, run_dir=str(run_dir))
+    command = [sys.executable, planted(tmp_path, code), *as_flags(config)]
+    done = start(command).wait(60, expect=143)
+    said = f"finished, and its result in {run_dir}; python -m maml.plots {run_dir} draws"
     assert said in done.stdout
-    assert json.loads((tmp_path / "status.json").read_text())["state"] == "finished"
-    assert (tmp_path / "result.json").exists() and "Traceback" not in done.stderr
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "finished"
+    assert (run_dir / "result.json").exists() and "Traceback" not in done.stderr
 
 
 def test_in_the_middle_of_a_long_iteration(tmp_path: Path) -> None:
@@ -201,30 +192,24 @@ def test_in_the_middle_of_a_long_iteration(tmp_path: Path) -> None:
     The step sleeps in C, where Python handles no signal: a deep network's backward is like that.
     """
     code = """
-import ctypes, sys
-from maml.config.cli import parse
+import ctypes
 from maml.processes import signals
-from maml.processes.program import run_program
-from maml.trainer import Trainer
 from maml.worker import Worker
-
 meta_gradient, calls = Worker.share, []
 signals.PATIENCE = 1.0
-
 def slow(self, *args):
     calls.append(1)
     if len(calls) == 4:
         while True:
             ctypes.CDLL(None).sleep(600)
     return meta_gradient(self, *args)
-
 Worker.share = slow
-run_program(lambda arguments: Trainer(parse(arguments)).run(), sys.argv[1:])
 """
-    config = with_values(ENDLESS, run_dir=str(tmp_path))
-    launched = start([sys.executable, "-c", code, *as_flags(config)])
-    wait_for_iteration(launched, tmp_path, 3, limit=90)
+    run_dir = tmp_path / "run"
+    config = with_values(ENDLESS, run_dir=str(run_dir))
+    launched = start([sys.executable, planted(tmp_path, code), *as_flags(config)])
+    wait_for_iteration(launched, run_dir, 3, limit=90)
     time.sleep(1.5)
     launched.process.send_signal(signal.SIGTERM)
     done = launched.wait(60, expect=143)
-    assert check_stopped(tmp_path, "SIGTERM", done.stdout, done.stderr) == 3
+    assert check_stopped(run_dir, "SIGTERM", done.stdout, done.stderr) == 3

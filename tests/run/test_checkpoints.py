@@ -26,6 +26,7 @@ from maml.run.directory import read_status
 from maml.trainer import Trainer
 from tests.launching import TRAIN, start
 from tests.runs import as_flags, last, metrics, same, sinusoid, train
+from tests.strategies.faults import planted
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -283,19 +284,13 @@ def status(state: str, iteration: int) -> dict[str, Any]:
 
 def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:
     """Here it is killed as soon as last.pt is there."""
-    code = """
-import os, signal, sys
-from maml.config.cli import parse
-from maml.trainer import Trainer
-
-os.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-Trainer(parse(sys.argv[1:])).run()
-"""
-    config = with_values(CONFIG, run_dir=str(tmp_path))
-    launched = start([sys.executable, "-c", code, *as_flags(config)])
+    run_dir = tmp_path / "run"
+    script = planted(tmp_path, "os.link = lambda *_: os.kill(os.getpid(), 9)")
+    config = with_values(CONFIG, run_dir=str(run_dir))
+    launched = start([sys.executable, script, *as_flags(config)])
     launched.wait(60, expect=-signal.SIGKILL)
-    assert last(tmp_path)["iteration"] == 2
-    assert read_status(tmp_path) == status("lost", 2) | {"process": ANY}
+    assert last(run_dir)["iteration"] == 2
+    assert read_status(run_dir) == status("lost", 2) | {"process": ANY}
 
 
 def test_no_status(tmp_path: Path) -> None:

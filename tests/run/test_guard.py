@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from datasets.sinusoid import Sinusoid
+from datasets.tasks import Task
 from maml import replay
 from maml.config.presets import with_values
 from maml.errors import UserError
@@ -18,15 +21,37 @@ from maml.run.files import read_rows
 from maml.strategies.local import Local
 from maml.training.guard import LONG, MODELS, SKIPPED_IN_A_ROW, Guard, rows_of
 from tests.launching import run, torchrun
-from tests.poisoned import BAD
 from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
 from tests.strategies.test_equivalence import MODES, STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
+BAD = 7
+
+
+class Poisoned(Sinusoid):
+    """A target of training task `BAD` is NaN, in whichever process has the task."""
+
+    def tasks(self, ids: Tensor) -> Task:
+        tasks = super().tasks(ids)
+        if self.split == "train":
+            self.spoil(tasks, ids == BAD)
+        return tasks
+
+    def spoil(self, tasks: Task, bad: Tensor) -> None:
+        tasks.query_y[bad, 0] = math.nan
+
+
+class Huge(Poisoned):
+    """A point of the task is so far away that only the square of its gradient is not finite."""
+
+    def spoil(self, tasks: Task, bad: Tensor) -> None:
+        tasks.query_x[bad, 0] = 1e12
+
+
 # Three tasks a step: the third step has tasks 6, 7 and 8.
-POISONED = sinusoid(data="tests.poisoned:nan", iterations=6, meta_batch_size=3)
-HUGE = {"data": "tests.poisoned:huge", "inner_steps": 0}
+POISONED = sinusoid(data="tests.run.test_guard:Poisoned", iterations=6, meta_batch_size=3)
+HUGE = {"data": "tests.run.test_guard:Huge", "inner_steps": 0}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import psutil
 
 from maml.run.directory import read_status
-from tests.launching import SLACK, Launched, start, start_ranks, torchrun
+from tests.launching import SLACK, Launched, start, start_ranks, torchrun, until
 from tests.runs import metrics
 
 SINUSOID = [
@@ -70,12 +70,14 @@ FAULTS = {
     "disconnected": Fault(
         "disconnects", "lost its connections|was killed", ends=True, code=-signal.SIGABRT
     ),
+    # The waiting rank depends on the strategy, and rank 0 may wait for no other rank.
+    "hangs while its heart beats": Fault(
+        "sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False
+    ),
 }
 KILLED = FAULTS["killed"]
 WHILE_DRAWING = KILLED._replace(phase="drawing", cause=r"\) was killed; all work is done$")
 GOES_ON = KILLED._replace(launcher="launch/local", phase="training", cause="training goes on")
-ALIVE = Fault("sleeps", r"had no answer .* alive: rank \d .* hangs, or needs more time", ends=False)
-"""The waiting rank depends on the strategy, and rank 0 may wait for no other rank."""
 
 
 class Outcome(NamedTuple):
@@ -103,13 +105,13 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
     started = _start(fault.launcher, script, args, env)
     try:
         if fault.phase:
-            _wait_until(marker.exists, f"{fault} has not come to its phase")
+            until(marker.exists, 60, f"{fault} has not come to its phase")
         else:
             wait_for_iteration(started[0], run_dir, 10, limit=90)
         pid = _process(started, fault, rank)
         if isinstance(fault.by, str):
             marker.touch()
-            _wait_until(lambda: not marker.exists(), f"{fault} never happened")
+            until(lambda: not marker.exists(), 60, f"{fault} never happened")
         else:
             os.kill(pid, fault.by)
         began = time.monotonic()
@@ -159,13 +161,6 @@ def _process(started: Sequence[Launched], fault: Fault, rank: int) -> int:
     if not fault.launcher:
         return started[rank].process.pid
     return started[0].process.pid if rank == LAUNCHER else process_of_rank(started[0], rank)
-
-
-def _wait_until(holds: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + 60 * SLACK
-    while not holds():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.01)
 
 
 PLANTED = """

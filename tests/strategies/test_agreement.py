@@ -1,4 +1,4 @@
-"""Processes that were started with different flags do not train together."""
+"""Processes with different flags do not train together, nor do those with other parameters."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from maml.config.cli import parse
 from maml.errors import UserError
 from maml.processes.world import World
 from maml.trainer import Trainer
-from tests.launching import start_ranks
+from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics
 from tests.strategies import faults
 
@@ -63,3 +63,27 @@ def test_a_job_scripts_environment(
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=says):
         World.from_environment()
+
+
+DIVERGES = """
+import torch.distributed
+from maml.metagradient.outer_optimizer import OuterOptimizer
+step, gather = OuterOptimizer.step, torch.distributed.all_gather
+def broken(self, *args):
+    step(self, *args)
+    if os.environ["RANK"] == "1":
+        next(iter(self.params.values())).add_(1e-6)
+def late(*args, **kwargs):
+    gather(*args, **kwargs)
+    time.sleep(2 * (os.environ["RANK"] == "0"))
+OuterOptimizer.step, torch.distributed.all_gather = broken, late
+"""
+
+
+def test_diverged_parameters_are_found(tmp_path: Path) -> None:
+    """The next check finds rank 1's changed parameters, also when rank 1 reports them first."""
+    args = [*SINUSOID, "--strategy", "allreduce", "--iterations", "10", "--check-every", "2"]
+    command = [*torchrun(2, [faults.planted(tmp_path, DIVERGES)]), *args]
+    done = run([*command, "--run-dir", str(tmp_path / "run")], timeout=120, expect=None)
+    assert done.returncode != 0
+    assert "error: rank 1 holds other parameters than rank 0" in done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import TRAIN, run_together, run_train, start
+from tests.launching import TRAIN, run, run_together, start
 from tests.network import Network, why_not
 from tests.strategies.faults import SINUSOID, wait_for_iteration
 from tests.strategies.test_equivalence import (
@@ -32,7 +32,7 @@ def _permitted() -> None:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     run_dir = tmp_path_factory.mktemp("local")
-    run_train([*SEVEN_TASKS, "--strategy", "local", "--run-dir", str(run_dir)], timeout=LIMIT_S)
+    run([*TRAIN, *SEVEN_TASKS, "--strategy", "local", "--run-dir", str(run_dir)], LIMIT_S)
     return trained(run_dir)
 
 

@@ -4,6 +4,7 @@ One network has it all. Its gradient is that of a plain loop with ``create_graph
 topology, and a run that goes on has the same bits.
 """
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from datasets import Episodes, Task
 from datasets.generators import begin, kept, seed_of
 from maml.config.cli import parse
+from maml.metagradient.problem import Problem
+from maml.params import Params
 from maml.trainer import Trainer
 from maml.worker import Worker
 from tests.launching import run_torchrun
+from tests.metagradient.peer import by_hand
 from tests.runs import last
 
 
@@ -82,39 +86,29 @@ OF_ANY_SIZES = ["--data", "tests.strategies.test_own_networks:Unequal"]
 )
 def test_equals_a_plain_loop(steps: int, threads: int, more: list[str]) -> None:
     config = parse([*WORDS, "--inner-steps", str(steps), *more])
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        worker = Worker(config, torch.device("cpu"))
-        ids = torch.tensor([4, 0, 7])
-        params = worker.learner.meta_parameters()
-        found = worker.share(params, ids, worker.learner)
-    finally:
-        torch.set_num_threads(before)
+    torch.set_num_threads(threads)
+    worker = Worker(config, torch.device("cpu"))
+    ids = torch.tensor([4, 0, 7])
+    params = worker.learner.meta_parameters()
+    found = worker.share(params, ids, worker.learner)
     network = Everything((1, 28, 28), 5).double()
-    names = [name for name, _ in network.named_parameters()]
-    leaves = {n: params[f"network.module.{n}"].detach().requires_grad_() for n in names}
+    start = {name: params[f"network.module.{name}"] for name, _ in network.named_parameters()}
 
-    def loss(at: dict[str, Tensor], id: int, part: str, step: int) -> Tensor:
-        made = worker.training.tasks(torch.tensor([id]))
+    def loss(part: str, at: Params, id: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        made = worker.training.tasks(id[None])
         task = made[0] if isinstance(made, list) else made
         x, y = getattr(task, f"{part}_x")[0], getattr(task, f"{part}_y")[0]
-        begin(seed_of(5, f"{part} {step}", id, "train"))
+        begin(seed_of(5, f"{part} {step}", int(id), "train"))
         at = {**at, "calls": torch.zeros((), dtype=torch.float64)}
-        return nn.functional.cross_entropy(torch.func.functional_call(network, at, (x,)), y)
+        value = nn.functional.cross_entropy(torch.func.functional_call(network, at, (x,)), y)
+        return value, value
 
-    total = torch.zeros((), dtype=torch.float64)
+    losses = partial(loss, "support"), partial(loss, "query")
     with kept(), sdpa_kernel(SDPBackend.MATH):
-        for id in ids.tolist():
-            at = leaves
-            for step in range(steps):
-                of_support = loss(at, id, "support", step)
-                by = torch.autograd.grad(of_support, list(at.values()), create_graph=True)
-                at = {n: p - config.inner_lr * g for (n, p), g in zip(at.items(), by, strict=True)}
-            total = total + loss(at, id, "query", steps - 1)
-        expected = torch.autograd.grad(total, list(leaves.values()))
-    assert float(found.totals[0]) == pytest.approx(total.item(), rel=1e-12)
-    for name, gradient in zip(names, expected, strict=True):
+        expected = by_hand(Problem(start, *losses, lr=config.inner_lr, steps=steps), ids)
+    total = expected.losses.sum().item()
+    assert float(found.totals[0]) == pytest.approx(total, rel=1e-12)
+    for name, gradient in expected.gradients.start.items():
         torch.testing.assert_close(
             found.gradients[f"network.module.{name}"], gradient, rtol=1e-10, atol=1e-12
         )

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.strategies.over_rpc import Gathering
-from maml.strategies.packing import OuterLosses, Packing
 from maml.strategies.rpc import Reference
-from maml.worker import Share
 from tests.launching import run_torchrun, start_ranks
-from tests.runs import metrics, same
+from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
-from tests.workers import worker_of
 
 FORGETS = """
 from maml.strategies import rpc
@@ -108,27 +104,3 @@ def test_calls_in_any_order_are_one_batch_in_order() -> None:
         for one in calls:
             step, task = one.args
             assert done[one].result().wait() == (task, 0.5 * step)
-
-
-def test_outer_losses_are_those_of_autograd() -> None:
-    """Each task has its own x and the loss (w · x)², in float64; take the mean, then the sum."""
-    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    flat = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
-
-    @torch.enable_grad()
-    def share() -> Share:
-        w = flat.detach().requires_grad_()
-        losses = (x @ w).square()
-        (gradient,) = torch.autograd.grad(losses.sum(), w)
-        rows = losses.detach()[:, None]
-        return Share({"w": gradient}, rows.sum(0), len(x), rows)
-
-    for weight in (0.25, 1.0):
-        rows = OuterLosses.apply(share, Packing({"w": flat}, 1), flat)
-        losses = (x @ flat).square()
-        assert torch.equal(rows, torch.stack([losses, torch.ones_like(losses)], dim=1))
-        (found,) = torch.autograd.grad(weight * rows[:, 0].sum(), flat, retain_graph=True)
-        (expected,) = torch.autograd.grad(weight * losses.sum(), flat)
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    with pytest.raises(RuntimeError, match="must all weigh the same"):
-        rows[0, 0].backward()

@@ -30,7 +30,8 @@ class Lock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+        # Members of one group may share a folder.
+        self._lock = FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, patience: float = 0.0) -> bool:
         """Wait while the holder gives signs of life, and then for ``patience`` seconds.

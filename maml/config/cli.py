@@ -12,6 +12,8 @@ from maml.errors import UserError
 
 AGAIN = "--config"
 """Stands in place of PRESET. The config.yaml of the run to repeat follows."""
+CHOSEN = {"strategy": ("local", "rpc", "observers"), "batching": ("vmap",)}
+"""What "auto" may have chosen for a run; another number of processes or network needs it anew."""
 LIST = "--presets"
 """Stands in place of PRESET, and lists all presets."""
 
@@ -20,8 +22,8 @@ def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
     ``--config RUN_DIR/config.yaml --flag value …`` starts from all values of that run, except
-    ``run_dir`` and ``resume``. If that file names a user's own component, the command line must
-    name the component again, or give ``--trust``.
+    ``run_dir``, ``resume`` and what is `CHOSEN`. If that file names a user's own component, the
+    command line must name the component again, or give ``--trust``.
     """
     if not arguments:
         raise UserError("no PRESET given; `train_maml.py --presets` lists them all")
@@ -60,7 +62,8 @@ def _again(file: str = "") -> Config:
         raise UserError(f"{AGAIN}: needs the config.yaml of a run")
     path = Path(file).expanduser()
     config = saved.read(path / "config.yaml" if path.is_dir() else path)
-    return with_values(config, run_dir=None, resume="auto")
+    anew = [name for name, values in CHOSEN.items() if getattr(config, name) in values]
+    return with_values(config, run_dir=None, resume="auto", **dict.fromkeys(anew, "auto"))
 
 
 def _parser(default: Config) -> Parser:

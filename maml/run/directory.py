@@ -54,16 +54,21 @@ def unmake(run_dir: Path) -> None:
 
 def _default(config: Config) -> Path:
     """Return the directory that an earlier start by this launcher made, else a new one."""
-    launcher, began = _launcher(), time.time()
+    began = time.time()
     with contextlib.suppress(psutil.Error):  # the launcher is gone, so this process ends soon
-        began = psutil.Process(os.getppid()).create_time() if launcher else began
+        began = psutil.Process(os.getppid()).create_time() if _launcher() else began
     name = f"{config.preset}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(began))}"
     for n in itertools.count(1):
         path = Path("runs") / (name if n == 1 else f"{name}-{n}")
-        starts = _starts(path / "config.yaml") or [{}]
-        if not path.exists() or (launcher and starts[-1].get("launcher") == launcher):
+        if not path.exists() or is_restart(path):
             break
     return path
+
+
+def is_restart(run_dir: Path) -> bool:
+    """Return whether this process's launcher made the latest start of ``run_dir``, too."""
+    launcher, starts = _launcher(), _starts(run_dir / "config.yaml")
+    return launcher is not None and bool(starts) and starts[-1].get("launcher") == launcher
 
 
 def _launcher() -> str | None:

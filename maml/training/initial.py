@@ -36,7 +36,8 @@ COMPILED = "_orig_mod."
 def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] | None:
     """Return the content of the checkpoint to continue from, or None; refuse another run's."""
     is_begun = checkpoint.is_begun(run_dir)
-    if config.resume == "auto":
+    # An automatic restart repeats the command, whose --resume has taken effect already.
+    if config.resume == "auto" or (is_begun and directory.is_restart(run_dir)):
         return _newest(run_dir, config, params) if is_begun else None
     path, anew = user_path("resume", config.resume), config.resume == "never"
     if not anew and not path.is_file():

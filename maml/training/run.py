@@ -86,11 +86,6 @@ class Run:
         if not self.speaks:
             return
         warn_of_edits(self.config, start or {})
-        self._fixed["starts"] = directory.write_config(
-            self.dir, self.config, start.get("starts", []) if start else [],
-            device=str(self.worker.device), iteration=self.iteration,
-            processes=self.strategy.world.size, threads=torch.get_num_threads(),
-        )  # fmt: skip
         if start is not None:
             bring_history(self.dir, self.config, self.iteration)
             # A run that continues from another directory has no own checkpoints yet.
@@ -98,6 +93,12 @@ class Run:
                 checkpoint.save_in(self.dir, start)
                 # Later checkpoints are from an abandoned continuation: they would count as ours.
                 checkpoint.remove(self.dir, lambda iteration: iteration > self.iteration)
+        # Last, because `directory.is_restart` tells by config.yaml that all this is done.
+        self._fixed["starts"] = directory.write_config(
+            self.dir, self.config, start.get("starts", []) if start else [],
+            device=str(self.worker.device), iteration=self.iteration,
+            processes=self.strategy.world.size, threads=torch.get_num_threads(),
+        )  # fmt: skip
 
     def say(self, text: str) -> None:
         """Print a line, on rank 0; "" prints nothing."""

@@ -180,7 +180,8 @@ def test_with_trust_each_command_works(
     code, lines = ended(replay.main, [made, "--trust"], capsys)
     assert code == 2 and "no step of this run was refused" in lines[0]
     config = f"{made}/config.yaml"
-    assert parse(["--config", config, "--trust"]).network == HONEST
+    again = parse(["--config", config, "--trust"])
+    assert (again.network, again.strategy) == (HONEST, "auto")  # "local" does not bind torchrun
     # The same name on the command line is trusted, and a run goes on in its own directory.
     assert parse(["--config", config, "--network", HONEST, "--seed", "2"]).network == HONEST
     assert Trainer(parse([*WORDS, "--run-dir", made, "--iterations", "2"])).run() == 0

@@ -55,9 +55,11 @@ def test_a_restart_goes_on(strategy: str, undisturbed: Model, tmp_path: Path) ->
     """The launcher's store still holds what the first attempt had left there.
 
     Without --run-dir, the restarted run finds its directory by the name of the launcher's start.
+    The --resume of the command held for the first start only.
     """
     script = ["--max-restarts=1", str(REPO / "train_maml.py")]
-    launched = start([*torchrun(2, script), *RUN, *STRATEGIES[strategy]], cwd=tmp_path)
+    words = [*RUN, *STRATEGIES[strategy], "--resume", "never"]
+    launched = start([*torchrun(2, script), *words], cwd=tmp_path)
     launched.wait_for("iterations 0 to", timeout=120)
     (directory,) = (tmp_path / "runs").iterdir()
     wait_for_iteration(launched, directory, 20, limit=120)

@@ -41,6 +41,11 @@ class Contents(NamedTuple):
     form: Form | None = None  # of the training tasks, if one was opened to find out
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of one example."""
+        return self.image_shape or (self.form["query_x"][1] if self.form else self.point[:1])
+
+    @property
     def integers(self) -> bool:
         """Return whether examples are integers, such as token ids, and not floats."""
         return self.form is not None and not self.form["query_x"][0].is_floating_point
@@ -78,14 +83,14 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
     x, y = task.query_x, task.query_y
     classifies = not y.is_floating_point()
     # Floats [E] minus outputs [E, 1] would broadcast to [E, E].
-    if x.dim() not in (3, 5) or (y.dim() == 2 and not classifies):
+    if x.dim() < 3 or (y.dim() == 2 and not classifies):
         raise DataError(
-            f"{what}: one task is {task}; query_x must be [1, E, C, H, W] or, of points, "
-            "[1, E, numbers]; query_y classes as integers, or floats [1, E, numbers]"
+            f"{what}: one task is {task}; query_x must be [1, E, C, H, W] for images, or "
+            "[1, E, numbers, …]; query_y classes as integers, or floats [1, E, numbers]"
         )
     # Other targets, such as an image for an image, are up to the user's losses and network.
     answered = ways if classifies or y.dim() != 3 else y.shape[2]
-    if x.dim() == 3:
+    if x.dim() != 5:
         return Contents(None, classifies, (x.shape[2], answered), form=form_of(task))
     pixels = bool(x.min() >= 0) and bool(x.max() <= 1)
     c, h, w = x.shape[2:]

@@ -37,9 +37,8 @@ def data_contents(config: Config) -> Contents:
 def kind_of(config: Config, contents: Contents) -> str:
     """Return in words what a data set's examples and targets are, with the shape of one of each."""
     kind = "integers" if contents.integers else "points"
-    examples = f"{kind} [{contents.point[0]}]"
-    if contents.image_shape is not None:
-        examples = f"images {[*contents.image_shape]}"
+    kind = kind if contents.image_shape is None else "images"
+    examples = f"{kind} {[*contents.shape]}"
     if registry.learner(config.learner).tasks == "environments":
         one = {"shots": 1, "queries": 1, **data_options(config)}
         acts = open_environments(config.data, "train", **one).environment
@@ -70,8 +69,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
 
     A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``.
     """
-    inputs, outputs = contents.point
-    outputs = classes if contents.classifies else outputs
+    outputs = classes if contents.classifies else contents.point[1]
     one_for = "each class" if contents.classifies else "each number of an answer"
     own = registry.network(config.network).reads or ()
     with drawn(config.seed, "initial weights"):
@@ -79,7 +77,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
             config.network,
             image_shape=contents.image_shape,
             ways=outputs,
-            inputs=inputs,
+            shape=contents.shape,
             integers=contents.integers,
             one_for=None if any_outputs else one_for,
             **{name: getattr(config, name) for name in own},

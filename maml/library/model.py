@@ -219,7 +219,7 @@ class Model:
         if shape is not None and contents.pixels and not contents.integers:
             x = inputs.images(given, shape, self.config.data, what)
         else:
-            x = inputs.numbers(given, what, shape or contents.point[:1], integers=contents.integers)
+            x = inputs.numbers(given, what, contents.shape, integers=contents.integers)
         return x.to(self.device, torch.int64 if contents.integers else self._dtype)
 
 

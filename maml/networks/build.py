@@ -18,7 +18,7 @@ def build_network(
     *,
     image_shape: tuple[int, int, int] | None,
     ways: int,
-    inputs: int = 1,
+    shape: tuple[int, ...] = (1,),
     integers: bool = False,
     one_for: str | None = "each output",
     **options: Any,
@@ -29,7 +29,7 @@ def build_network(
         name: A network's name, or a user's own.
         image_shape: (C, H, W) of the data; None if the data is not images.
         ways: The number of outputs: a classifier's classes, or the numbers of a target.
-        inputs: For data that is not images: how many numbers an example has.
+        shape: The shape of an example.
         integers: Whether examples are integers; else they are floats.
         one_for: What each output of a user's own network is for, in words; None: any outputs.
         options: Fields of the configuration; fields that the network does not read are ignored.
@@ -45,12 +45,13 @@ def build_network(
         )
     read = {field: value for field, value in options.items() if field in (known.reads or ())}
     if known.takes == "points":
-        read["inputs"] = inputs
+        if len(shape) != 1:
+            raise UserError(f"--network {name} takes points, and an example is {list(shape)}")
+        (read["inputs"],) = shape
     with registry.calling(network=known):
         make = known.maker()
         if not known.is_theirs:
             return explicit(make(image_shape, ways, **known.options, **read), name)
-        shape = (inputs,) if image_shape is None else image_shape
         network = _made(make, name, shape, ways)
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
@@ -86,7 +87,10 @@ def _try(network: nn.Module, name: str, examples: Tensor, count: int, one_for: s
     with torch.no_grad():
         outputs, _ = apply(network, dict(network.named_parameters()), examples)
     if not isinstance(outputs, torch.Tensor):
-        raise UserError(f"--network {name}: forward returns {type(outputs).__name__}, no tensor")
+        raise UserError(
+            f"--network {name}: forward returns {type(outputs).__name__}, no tensor; concatenate "
+            "several outputs to one, which a learner of your own splits in loss(outputs, y)"
+        )
     if one_for is not None and outputs.shape != (2, count):
         raise UserError(
             f"--network {name}: two {'images' if examples.dim() == 4 else 'examples'} became "

@@ -48,6 +48,7 @@ def images(split): return Drawn(split, image)
 def points(split):
     of = lambda x, y: (x[..., 0, 0, :3].requires_grad_(), y)
     return Drawn(split, lambda dice: of(*image(dice)))
+def series(split): return Drawn(split, lambda dice: (image(dice)[0][:, 0, :3], labels()))
 
 CHANGES = {
     "above": lambda t: t._replace(query_y=t.query_y + 3),
@@ -203,15 +204,20 @@ def test_a_network_embeds_integers(own: str, tmp_path: Path) -> None:
         build_learner(parse(words))
 
 
-def test_points_of_any_size(own: str, tmp_path: Path) -> None:
-    """The network has the points' size, and a trained model takes points of this size only."""
+@pytest.mark.parametrize(("kind", "shape"), [("points", (3,)), ("series", (3, 8))])
+def test_examples_of_any_shape(kind: str, shape: tuple[int, ...], own: str, tmp_path: Path) -> None:
+    """The network has the examples' shape, and a trained model takes only this shape."""
     run_dir = str(tmp_path / "run")
-    words = ["maml-sinusoid-10shot", "--data", f"{own}:points", "--ways", "5", *BRIEF]
+    words = ["maml-sinusoid-10shot", "--data", f"{own}:{kind}", "--ways", "5", *BRIEF]
+    if kind == "series":
+        with pytest.raises(UserError, match=r"^--network mlp takes points, .* example is \[3, 8\]"):
+            build_learner(parse(words))
+        words += ["--network", f"{own}:flat"]
     assert Trainer(parse([*words, "--iterations", "1", "--run-dir", run_dir])).run() == 0
     model = maml.load(run_dir, trust=True)
     x, y, query, _ = model.episodes("test").task(0)
-    assert x.shape == (10, 3) and model.adapt(x, y).predict(query).shape == (10, 5)
-    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3\]"):
+    assert x.shape == (10, *shape) and model.adapt(x, y).predict(query).shape == (10, 5)
+    with pytest.raises(UserError, match=r"support_x: .*; the model takes floats \[n, 3"):
         model.adapt(x[:, :1], y)
 
 

@@ -26,7 +26,14 @@ from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
-from maml.evaluation.scores import check_headline, evaluate, no_answers, summary, there_are
+from maml.evaluation.scores import (
+    check_headline,
+    check_own_tasks,
+    evaluate,
+    no_answers,
+    summary,
+    there_are,
+)
 from maml.learners.data import data_contents, kind_of
 from maml.processes.program import run_program
 from maml.run import checkpoint, directory, files
@@ -144,6 +151,7 @@ class RunEvaluator:
             )
         self._other_kind = self._why_other_kind()
         _say(check_headline(worker, options.split, self.transductive, "--non-transductive"))
+        _say("\n".join(check_own_tasks(worker, [options.split], trains=False)))
         asked = ("data", "ways", "shots", "eval_queries", "eval_inner_steps")
         self._question = {
             "transductive": self.transductive,

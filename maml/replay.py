@@ -21,7 +21,7 @@ from maml.run import directory
 from maml.run.checkpoint import check_model
 from maml.run.provenance import warn_of_edits
 from maml.strategies.local import alone
-from maml.training.guard import read_refused
+from maml.training.guard import not_finite_in, read_refused
 from maml.worker import Share, Worker
 
 
@@ -61,8 +61,9 @@ def main(arguments: list[str]) -> int:
 def _is_fine(worker: Worker, model: Params, task: int) -> bool:
     """Compute one task and print its line; return whether its numbers are finite."""
     share = worker.share(model, torch.tensor([task]), worker.learner)
-    faults = _faults(share.gradients)
-    print(f"task {task}: {_numbers(worker, share)}{faults}", flush=True)
+    faults, of_data = _faults(share.gradients), not_finite_in(worker.training, torch.tensor([task]))
+    line = f"task {task}: {_numbers(worker, share)}{faults}"
+    print("; ".join(filter(None, [line, of_data])), flush=True)
     return not faults and bool(share.totals.isfinite().all())
 
 

@@ -62,6 +62,7 @@ class Trainer:
         run.begin(start, {"guard": self.guard, "window": self.window, "best": best})
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
+        self.guard.forget_skipped()
         self.is_validated = self.validations.recall()
         run.say(
             f"{experiment(config)}: strategy {config.strategy}, "

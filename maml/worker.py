@@ -26,6 +26,7 @@ from maml.learners import Learner, build_learner, one_by_one
 from maml.learners.one_by_one import addresses
 from maml.metagradient import by_task
 from maml.metagradient.batching import NotRepeatedError, batching_of
+from maml.networks.calls import lost_writes
 from maml.params import Params
 
 T = TypeVar("T")
@@ -74,6 +75,7 @@ class Worker:
         stopwatch: Measures the seconds that this process spends on ``sampling``, which includes
             the wait for prefetched tasks, and on ``computing``.
         why_one_by_one: Why ``--batching auto`` computes tasks one by one; None if it does not.
+        warnings: Lines about the user's network or learner.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Worker:
             self.learner.prepare(device)
         self._in_torch = self.learner.in_torch(self.device)
         self.why_one_by_one: str | None = None
+        self.warnings: list[str] = []
         self.compiled: compiled.Compiled | None = None
         self.stopwatch = Stopwatch()
         self.metric_names = ("loss", *self.learner.metric_names)
@@ -133,7 +136,8 @@ class Worker:
             made = self.learner.materialise(params, some, phase)
             if isinstance(made, list):  # sets of different sizes, which cannot be batched
                 return
-            self.learner.checked_way(params, made, phase)
+            with lost_writes(lambda line: self.warnings.append(f"warning: {flag}: {line}")):
+                self.learner.checked_way(params, made, phase)
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run, so that it raises the errors that training would raise.
             heavy = one_by_one.is_heavy(self.learner, params, made)

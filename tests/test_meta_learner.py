@@ -95,6 +95,15 @@ class Judge(nn.CrossEntropyLoss):
         return super().forward(self.body(outputs), y) * self.share
 
 
+class Tempered(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return super().forward(outputs * self.heat, y)
+
+
 class ByName(nn.Linear):
     head_prefix = "b"
 
@@ -206,6 +215,8 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
     learner = maml.MAML(network, inner_lr=0.1, inner_steps=3, loss=LOSSES.get(name))
     if name == "buffers":  # the learner sees the change of a tensor that it shares
         network.gain.fill_(2.0), plain.gain.fill_(2.0)  # type: ignore[operator]
+        with pytest.warns(UserWarning, match="^module: its buffer one.seen: "):  # only once
+            learner(tasks)
     expected, gradients = by_loop(plain, tasks, 3, 0.1, loss_of)
     forms = [tasks] if len(set(sizes)) > 1 else [tasks, stacked(tasks)]
     for form in forms:
@@ -252,6 +263,36 @@ def test_a_checkpoint_may_be_loaded_after_wrapping() -> None:
     other[2].running_mean.fill_(3.0)
     network.load_state_dict(other.state_dict())
     assert learner(made()) == maml.MAML(other)(made())
+
+
+def test_what_is_frozen_later_is_refused() -> None:
+    network = dense()
+    learner = maml.MetaSGD(network)
+    network.requires_grad_(False), learner(made()).backward()  # the rates learn alone
+    network.requires_grad_(True)[1].bias.requires_grad_(False)
+    for call in (learner, lambda tasks: learner.adapt(*tasks[0][:2])):
+        with pytest.raises(maml.UserError, match=r"^1.bias was frozen after"):
+            call(made())
+
+
+def test_what_torch_has_compiled_is_used_without() -> None:
+    network = dense(torch.compile(nn.Linear(8, 8)))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="compile=True"):
+        learner = maml.ANIL(torch.compile(network), head="4")
+    network[2] = network[2]._orig_mod
+    assert learner(made()) == maml.ANIL(network, head="4")(made())
+
+
+def test_mini_batches_are_of_each_task_s_own_random_order() -> None:
+    torch.manual_seed(0)
+    x, y, seen = torch.randn(6, 4, 4).double(), torch.arange(6.0).double(), list[frozenset[float]]()
+    learner = maml.Reptile(
+        dense(), inner_batch=3, inner_steps=2, batching="tasks",
+        loss=lambda o, y: seen.append(frozenset(y.tolist())) or F.mse_loss(o[:, 0], y),
+    )  # fmt: skip
+    learner([(x, y, x, y)] * 4), seen.clear(), learner([(x, y, x, y)] * 4)
+    halves = {places for places in seen if len(places) == 3}
+    assert len(halves) > 2 and all(frozenset(range(6)) - half in halves for half in halves)
 
 
 def test_an_output_layer_may_share_its_weight() -> None:
@@ -577,14 +618,18 @@ def trained(seed: int) -> list[Tensor]:
     torch.manual_seed(seed)
     network = dense()
     network.register_buffer("table", (torch.arange(10, dtype=torch.int16) + seed)[::2])
-    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2)
+    network.register_buffer("wide", torch.full((1,), float(seed)).expand(3))
+    network.register_buffer("sparse", (torch.eye(3 + seed) + seed)[:3, :3].to_sparse())
+    network.attributes = [torch.rand(2)]  # type: ignore[assignment]
+    learner = maml.MAML(network, loss=Judge(), inner_lr=0.1, inner_steps=2)
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
         loss = learner(stacked(made()))
         loss.backward()
         optimizer.step()
-    return [loss.detach(), *learner.state_dict().values(), *of_experts(seed)]
+    attributes: Any = next(m.attributes for m in learner.modules() if hasattr(m, "attributes"))
+    return [loss.detach(), *attributes, *learner.state_dict().values(), *of_experts(seed)]
 
 
 def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
@@ -627,7 +672,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
         (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
          "task 0: support_x has 6 examples, and support_y 2 targets"),
-        (lambda: maml.MAML(dense()).adapt([], ["owl"]), "two tensors; .* are for maml.load"),
+        (lambda: maml.MAML(dense()).adapt([], ["owl"]), "two tensors or arrays; .* for maml.load"),
         (lambda: maml.MAML(dense()).evaluate(made(), steps=1.5), "steps 1.5: give a whole number"),
         (lambda: maml.MAML(nn.Linear), "module is <class .*Linear'>; give a torch.nn.Module"),
         (lambda: maml.MAML(dense())([(*t[:2], t[2][:0], t[3][:0]) for t in made()]),
@@ -636,6 +681,16 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          r"task 0: support_y is torch.float64 \[6\]; give the number of each example's class"),
         (lambda: maml.ProtoNet(dense())([(t[0], t[1] + 1, *t[2:]) for t in made()]),
          "task 0: support_y has no example of class 0"),
+        (lambda: maml.ProtoNet(dense())([(t[0], 2 * t[1], *t[2:]) for t in made()]),
+         "task 0: support_y has no example of class 1"),
+        (lambda: maml.R2D2(dense())([(*t[:3], t[3] + 1) for t in made()]),
+         "task 0: query_y has the label 3, and support_y no example of that class"),
+        (lambda: maml.R2D2(dense()).adapt(made()[0][0], made()[0][1] - 1), "^support_y has .* -1;"),
+        (lambda: maml.MAML(dense())([part[:0] for part in stacked(made())]), "^tasks is empty"),
+        (lambda: maml.MAML(dense()).adapt(made()[0][0], made()[0][1].double()),
+         "^support_y is torch.float64, .* give loss="),
+        (lambda: maml.MAML(dense()).adapt(made()[0][0][0], made()[0][1][0]),
+         r"support_y \[\]; give \[E, …\] each"),
         (lambda: maml.ProtoNet(dense())([(t[0][:0], t[1][:0], *t[2:]) for t in made()]),
          "task 0: support_x is empty"),
         (lambda: maml.MAML(dense())([3]), r"task 0 is \(int\); give"),
@@ -659,6 +714,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense())(made()).backward(create_graph=True), "create_graph: the loss"),
         (lambda: maml.MAML(ByName(4, 3).double()).adapt(*made()[0][:2], 0).features(made()[0][0]),
          "ByName: its output layer b is no layer"),
+        (lambda: maml.MAML(dense(), loss=Tempered())(made()), "the loss reads .* by adapt"),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
     ],
 )  # fmt: skip
@@ -719,3 +775,6 @@ def test_tasks_may_be_of_several_forms() -> None:
     short = [(a, b.int(), c, d.int()) for a, b, c, d in made()]
     for tasks in (named, [other(**task) for task in named], of_numpy, short):
         assert learner(tasks) == learner(made())
+    x, y, query, _ = made()[0]
+    adapted = learner.adapt(x.numpy(), y.int().numpy())
+    assert torch.equal(adapted(query.numpy()), learner.adapt(x, y)(query))

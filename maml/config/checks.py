@@ -136,8 +136,8 @@ def _check_combinations(config: Config) -> None:
     """Raise `UserError` for values that cannot work together."""
     if config.epochs is not None and registry.learner(config.learner).tasks != "batches":
         raise UserError(
-            f"--epochs {config.epochs}: few-shot tasks never end; give --learner {config.learner} "
-            "--iterations"
+            f"--epochs {config.epochs}: --learner {config.learner} learns from tasks, which never "
+            "end; give --iterations"
         )
     data = registry.data_set(config.data)
     # We do not know whether the targets of a user's own data set are classes.

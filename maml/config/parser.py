@@ -28,14 +28,27 @@ class Parser(argparse.ArgumentParser):
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):
                 self.error(f"unexpected argument {word!r}")
-            flags = list(self._option_string_actions)
-            name = word.partition("=")[0]
-            near = [flag for flag in flags if flag.endswith(name[1:])]  # --lr is --meta-lr, or …
-            if not 0 < len(near) <= 3:
-                near = difflib.get_close_matches(name, flags, n=1, cutoff=0.7)
+            near = self._near(word.partition("=")[0])
             hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")
         return found
+
+    def _near(self, word: str) -> list[str]:
+        """Return the flags, or the flags with a value, that an unknown ``word`` may mean."""
+        actions = self._option_string_actions
+        for known, action in actions.items():
+            for value in action.choices or ():
+                if word == f"--{value}-{known[2:]}":
+                    return [f"{known} {value}"]  # --first-order is --order first
+        word = word.replace("outer", "meta")
+        if word in actions:
+            return [word]
+        begun = [known for known in actions if known.startswith(word)]
+        for near in (begun, [known for known in actions if known.endswith(word[1:])]):
+            if 0 < len(near) <= 3:  # --lr is --meta-lr, or …
+                return near
+        close = difflib.get_close_matches(word, actions, n=5, cutoff=0.7)
+        return sorted(close, key=lambda known: not known.startswith(word[:6]))[:1]
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage."""

@@ -7,14 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datasets.batches import Batches
 from datasets.checked import shared_classes
+from datasets.components import is_theirs
+from datasets.environments.acting import Acting
+from datasets.episodes import FewShotImages
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.learners.base import Predictions
+from maml.learners.data import training_task
 from maml.metagradient import draws
+from maml.metagradient.by_task import one_by_one
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies.base import Strategy
@@ -32,6 +38,59 @@ def same_classes(worker: Worker, splits: Sequence[str]) -> str:
     new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
     opened = [worker.training, *map(worker.evaluation, splits)]
     return shared_classes(config.data, opened, new)
+
+
+def check_own_tasks(worker: Worker, splits: Sequence[str], *, trains: bool) -> list[str]:
+    """Return warnings about task 0 of a user's own `Episodes`, in training and in ``splits``.
+
+    It should be another one than in training, and of the sizes that the flags say. Raise UserError
+    if it differs at each call.
+    """
+    config, trained, same, others = worker.config, list[Any](), list[str](), list[str]()
+    opened = [(worker.training, *training_task(config), config.queries)] if trains else []
+    for split in splits:
+        opened.append((worker.evaluation(split), config.ways, config.shots, config.eval_queries))
+    for episodes, *sizes in opened if is_theirs(config.data) else ():
+        if isinstance(episodes, (Acting, Batches, FewShotImages)):
+            continue  # the tasks are ours
+        what = f"--data {config.data}: {episodes.split} task 0"
+        made, again = (episodes.tasks(torch.arange(1)) for _ in range(2))
+        (task,), bits = one_by_one(made), _bits(made)
+        if bits != _bits(again):
+            must = "a task must depend on (seed, split, id) only"
+            raise UserError(f"{what} differs at each call: {must}")
+        if trains and episodes is worker.training:
+            trained = bits
+        elif bits[:2] == trained[:2] and task.support_x.numel():  # queries may differ in number
+            same.append(episodes.split)
+        if not isinstance(made, list) and (other := _other_sizes(task, *sizes)):
+            others.append(f"warning: {what} has {other}")
+    if same:
+        line = f"task 0 of {' and '.join(same)} has the support set of train task 0, bit for bit"
+        nothing = "the results there say nothing about new tasks"
+        others.insert(0, f"warning: --data {config.data}: {line}: {nothing}")
+    return others[: 1 + bool(same)]
+
+
+def _bits(made: Any) -> list[Any]:
+    (task,) = one_by_one(made)
+    return [(part.shape, part.cpu().numpy().tobytes()) for part in task]
+
+
+def _other_sizes(task: Task, ways: int, shots: int, queries: int) -> str:
+    """Say how a task of classes ``[1, E, …]`` differs in size from what the flags say, or ""."""
+    labels = [task.support_y, task.query_y]
+    if any(y.is_floating_point() or y.dim() != 2 for y in labels):
+        return ""
+    found = [len(torch.cat(labels, 1).unique()), *(y.shape[1] for y in labels)]
+    if found == (said := [ways, ways * shots, ways * queries]):
+        return ""
+    has, flags = (
+        f"{counted(of, 'class', 'classes')}, {support} support and {query} query examples"
+        for of, support, query in (found, said)
+    )
+    per_class = counted(queries, "query", "queries")
+    return f"{has}; the flags say {ways}-way {shots}-shot, {per_class} per class: {flags}"
 
 
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:

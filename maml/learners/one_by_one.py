@@ -86,12 +86,14 @@ def found_in(
     on. If they draw, set `Learner.draws`, and compute them again by their addresses.
     """
     if learner.batching == "vmap" and not isinstance(tasks, list):
-        # Torch refuses its own draws in a batch, but not those of numpy and Python.
+        # Torch refuses its own draws in a batch, but not those of numpy and Python. A thread that
+        # makes tasks seeds the generators, which would look like a draw, so it waits.
         watched = not _is_known(learner)
-        before = state() if watched else 0
         try:
-            together = function(learner, tasks)
-            drawn = watched and state() != before
+            with draws.alone() if watched else contextlib.nullcontext():
+                before = state() if watched else 0
+                together = function(learner, tasks)
+                drawn = watched and state() != before
             if not drawn:
                 return [together]
         except RuntimeError as error:

@@ -2,12 +2,15 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from datasets import addresses
+from datasets.tasks import Task
 from maml.config import Config, checks, registry
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
@@ -21,8 +24,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second"}
 NOT_HERE = (
     *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
-    *("inner_batch", "eval_inner_batch", "keep_moment"),
-    *("msl_epochs", "first_order_epochs", "iterations_per_epoch"),
+    *("keep_moment", "msl_epochs", "first_order_epochs", "iterations_per_epoch"),
 )
 """Flags about data or iterations. They are no arguments here: the user's code controls both."""
 
@@ -54,6 +56,19 @@ def learner_around(
     if not learner.meta_parameters():
         raise UserError("module: it has no parameter that could learn")
     return learner
+
+
+def in_random_orders(learner: Learner, tasks: list[Task], seed: int) -> list[Task]:
+    """Shuffle each support set ``[1, E, …]`` from which the learner takes mini-batches."""
+    if learner.config.inner_batch is None:
+        return tasks
+
+    def shuffled(i: int, task: Task) -> Task:
+        where = addresses.keys(seed, "train", "support order", i)
+        order = torch.from_numpy(addresses.permutation(where, task.support_y.shape[1])[0])
+        return task._replace(support_x=task.support_x[:, order], support_y=task.support_y[:, order])
+
+    return [shuffled(i, task) for i, task in enumerate(tasks)]
 
 
 def as_function(loss: Loss) -> Loss:
@@ -117,10 +132,26 @@ def _network(module: nn.Module, head: str | None) -> nn.Module:
     except RuntimeError as error:
         line = " ".join(str(error).split())
         raise UserError(f"module: it cannot be copied ({line})") from error
+    network = _as_written(network)
     check_parameters(network, type(module).__name__)
     if head is not None:
-        network.head_prefix = _prefix(head, module)  # type: ignore[assignment]
+        network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
+
+
+def _as_written(module: nn.Module) -> nn.Module:
+    """Return a module without the wrappers of `torch.compile`; warn if there are any."""
+    compiled = [part for part in module.modules() if type(part).__name__ == "OptimizedModule"]
+    if compiled:
+        warnings.warn(
+            "module: what torch.compile made has no second derivative, so the module inside is "
+            "used; compile=True compiles the meta-gradient",
+            stacklevel=6,
+        )
+    for part in module.modules():
+        for name, child in part._modules.items():
+            part._modules[name] = child._orig_mod if child in compiled else child  # type: ignore
+    return module._orig_mod if module in compiled else module  # type: ignore[return-value]
 
 
 def _prefix(head: str, module: nn.Module) -> str:

@@ -5,6 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from maml.params import ParamLayout, Params
 
@@ -30,13 +31,18 @@ def distributed() -> int:
     return dist.get_rank()
 
 
-def same_everywhere(module: nn.Module) -> None:
-    """Give all processes the parameters and buffers of rank 0."""
-    if _joined:
-        for tensor in (*module.parameters(), *module.buffers()):
-            whole = tensor.data.contiguous().flatten()  # gloo reads memory, and knows few dtypes
-            dist.broadcast(whole.view(torch.uint8), 0)
-            tensor.data.copy_(whole.view_as(tensor))
+@torch.no_grad()
+def same_everywhere(*given: object) -> None:
+    """Give all processes the tensors of rank 0's modules: parameters, buffers and attributes."""
+    modules = [part for each in given if isinstance(each, nn.Module) for part in each.modules()]
+    held = pytree.tree_leaves(list(map(vars, modules))) if _joined else []
+    for tensor in {id(t): t for t in held if isinstance(t, Tensor)}.values():
+        of_first = [tensor.data.cpu().clone()]  # a clone, because a view's whole storage is sent
+        dist.broadcast_object_list(of_first, 0)
+        try:
+            tensor.copy_(of_first[0])
+        except RuntimeError:  # made by `expand`, say
+            tensor.data = of_first[0].to(tensor.device)
 
 
 def part(n: int) -> range:

@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners import Learner
+from maml.library.inputs import as_tensor
 from maml.metagradient import unrolled
 from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
@@ -42,7 +43,7 @@ class FastModule(nn.Module):
         """
         if batch_statistics not in get_args(BatchStatistics):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
-        (learner,) = self._learner
+        (learner,), x = self._learner, as_tensor(x)
         with switched(learner.network, training=self.training):
             if not learner._is_own("answers"):
                 # `answers` does not read the queries' targets, so empty targets are enough.
@@ -63,7 +64,7 @@ class FastModule(nn.Module):
         """
         (learner,) = self._learner
         with switched(learner.network, training=self.training):
-            return learner.features_of(self.params, x)[0]
+            return learner.features_of(self.params, as_tensor(x))[0]
 
     def network_state(self) -> Params:
         """Return CPU copies of the network's state, by the names that the network's author gave.

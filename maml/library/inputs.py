@@ -5,7 +5,7 @@ Bad input raises a one-line `UserError`. Shape legend: n examples, E examples of
 
 import contextlib
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -172,7 +172,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     a gradient are refused.
     """
     try:
-        items = [_tensor(item) for item in _by_name(given)]
+        items = [as_tensor(item) for item in _by_name(given)]
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
@@ -182,6 +182,8 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
         if min(part.dim() for part in whole) < 2 or len({len(part) for part in whole}) > 1:
             shapes = ", ".join(str(list(part.shape)) for part in whole)
             raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
+        if not len(whole.query_y):
+            raise UserError(f"tasks is empty; {FORM}")
         parts = [part.split(1) for part in whole]
         tasks = [Task(*of_task) for of_task in zip(*parts, strict=True)]
     else:
@@ -192,6 +194,23 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     return tasks
 
 
+@contextlib.contextmanager
+def as_support(x: Any, y: Any, dtype: torch.dtype) -> Iterator[Task]:
+    """Yield a support set as a task ``[1, E, …]`` that queries it, too; errors name the support."""
+    x, y = as_tensor(x), as_tensor(y)
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        raise UserError(
+            "adapt takes (support_x, support_y), two tensors or arrays; pictures and names are for "
+            "maml.load"
+        )
+    try:
+        (task,) = as_tasks([(x, y, x, y)], dtype, leaves=False)
+        yield task
+    except UserError as error:
+        said = str(error).removeprefix("task 0: ").replace("query_", "support_")
+        raise UserError(said) from error
+
+
 def _by_name(given: Any) -> Any:
     """Return a dictionary's or named tuple's parts in `Task` order; return others unchanged."""
     named = given if isinstance(given, Mapping) else getattr(given, "_asdict", dict)()
@@ -200,7 +219,7 @@ def _by_name(given: Any) -> Any:
 
 def _task(item: Any, what: str) -> Task:
     try:
-        parts = [_tensor(part) for part in _by_name(item)]
+        parts = [as_tensor(part) for part in _by_name(item)]
     except TypeError:
         parts = [item]
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
@@ -210,7 +229,8 @@ def _task(item: Any, what: str) -> Task:
     return Task(sx, _labels(sy), qx, _labels(qy))
 
 
-def _tensor(given: Any) -> Any:
+def as_tensor(given: Any) -> Any:
+    """Return an array of numpy as a tensor; return others unchanged."""
     return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
 
 
@@ -232,11 +252,14 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
                 "give both as one dtype"
             )
     for part, x, y in (("support", *task[:2]), ("query", *task[2:])):
+        if x.dim() < 2 or y.dim() < 2:
+            shapes = f"{part}_x is {list(x.shape[1:])} and {part}_y {list(y.shape[1:])}"
+            raise UserError(f"{what}: {shapes}; give [E, …] each, an entry for each example")
         if x.shape[:2] != y.shape[:2]:
             counts = f"{part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} targets"
             raise UserError(f"{what}: {counts}")
     if not task.query_x.shape[1]:
-        raise UserError(f"{what}: query_x is empty: the outer loss is of its examples")
+        raise UserError(f"{what}: query_x is empty: a loss is of its examples")
 
 
 def ways_of(i: int, task: Task) -> int:
@@ -248,9 +271,13 @@ def ways_of(i: int, task: Task) -> int:
                 "example's class, integers [E]"
             )
     known, asked = set(task.support_y[0].tolist()), set(task.query_y[0].tolist())
-    missing = (set(range(1 + int(max(known)))) | asked) - known
-    if missing or min(known) < 0:
-        raise UserError(f"task {i}: support_y has no example of class {min(missing | known)}")
+    if min(known) < 0:
+        raise UserError(f"task {i}: support_y has the label {min(known)}; the first class is 0")
+    if missing := set(range(len(known))) - known:
+        raise UserError(f"task {i}: support_y has no example of class {min(missing)}")
+    if strange := asked - known:
+        unknown = f"query_y has the label {max(strange)}, and support_y no example of that class"
+        raise UserError(f"task {i}: {unknown}")
     return len(known)
 
 

@@ -20,12 +20,12 @@ from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy
-from maml.library import distribution
+from maml.library import checking, distribution
 from maml.library.alone import alone
-from maml.library.around import Loss, as_function, learner_around
+from maml.library.around import Loss, as_function, in_random_orders, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.inputs import GivenTasks, as_tasks, classes_of, ways_of, whole
+from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -100,7 +100,7 @@ class MetaLearner(nn.Module):
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling, self._of_classes = Compiling() if compile else None, loss is None
-        distribution.same_everywhere(self)
+        distribution.same_everywhere(self, loss)
 
     @classmethod
     def around(cls, learner: Learner, phase: int) -> MetaLearner:
@@ -128,8 +128,7 @@ class MetaLearner(nn.Module):
         self._told_apart: dict[tuple[int, int], int] = {}
         self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
-        for name in self.learner.frozen:
-            self.learner.network.get_parameter(name).requires_grad_(False)
+        self._learning = checking.begin_learning(self.learner)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -149,6 +148,7 @@ class MetaLearner(nn.Module):
 
     @alone()
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:
+        checking.check_learning(self._learning)
         given = as_tasks(tasks, self._dtype)
         leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
         return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
@@ -161,6 +161,7 @@ class MetaLearner(nn.Module):
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
         seed = distribution.same_number()
+        tasks = in_random_orders(self.learner, tasks, seed)
         for own, places in self._of_each_size(tasks):
             for name in own.metric_names:
                 found.setdefault(name, torch.zeros_like(losses))
@@ -280,7 +281,7 @@ class MetaLearner(nn.Module):
         tells = len(alike) >= TRIED and self.training not in self._told
         if self.training in self._found and not tells:
             return
-        own.checked_way(params, tasks, self._phase)
+        checking.check(own, params, tasks, self._phase)
         some = _joined(alike[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(
@@ -309,18 +310,14 @@ class MetaLearner(nn.Module):
         through all inner steps. So you can use your own outer loss.
 
         Args:
-            x: Examples ``[E, …]``.
+            x: Examples ``[E, …]``, a tensor or an array of numpy.
             y: Their targets ``[E, …]``.
             steps: Inner steps; None: ``eval_inner_steps``.
         """
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise UserError(
-                "adapt takes (support_x, support_y), two tensors; pictures and names are for "
-                "maml.load"
-            )
-        (task,) = as_tasks([(x, y, x, y)], self._dtype, leaves=False)
+        checking.check_learning(self._learning)
+        with as_support(x, y, self._dtype) as task:
+            ((own, _),) = self._of_each_size([task])
         support = Task(*(part[0] for part in task))
-        ((own, _),) = self._of_each_size([task])
         steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
         return adapted(own, own.meta_parameters(), support, steps)
 

@@ -58,7 +58,7 @@ def batching_of(
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return torch.cat([part.detach().to_dense().flatten() for part in parts])
 
-    with kept(), draws.of_task(draws.NONE):
+    with draws.alone(), kept(), draws.of_task(draws.NONE):
         before = state()
         given = meta_params, tasks
         try:

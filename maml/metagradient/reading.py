@@ -11,6 +11,10 @@ from maml.metagradient.problem import Problem, called
 from maml.networks.stack import is_stack
 
 
+class ForeignError(ValueError):
+    """A loss reads parameters that are not among its arguments."""
+
+
 def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
     """Refuse losses that read other parameters than they should; return the way.
 
@@ -18,7 +22,7 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     one step. The problem's tensors must require gradients.
 
     Raises:
-        ValueError: if a loss reads parameters that are not among its arguments. Every way of
+        ForeignError: if a loss reads parameters that are not among its arguments. Every way of
             differentiating treats what a function closes over as a constant.
         RuntimeError: for a parameter that no loss reads, unless it is ``frozen``: a mistake, not a
             zero gradient.
@@ -67,7 +71,7 @@ def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], 
     # Some leaves are made by the call, like an input by which an energy is differentiated. Those
     # differ in the next call, so only a leaf of both calls comes from outside.
     if len(leaves) > len(names) and len(leaves & _leaves_under(look())[0]) > len(names):
-        raise ValueError(
+        raise ForeignError(
             f"the {part} loss reads parameters that are not among its params, and would not be "
             "differentiated by them: put them into the problem's fixed, and read them from "
             "params. A module does not know of layers in a Python list: keep them in nn.ModuleList"

@@ -9,7 +9,7 @@ silently use wrong tensors. So each checkpoint remembers the tensors of its call
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
+from maml.networks.ordinary import own_name
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
 from maml.params import Params
@@ -56,6 +57,10 @@ def apply(
             outputs, used = torch.func.functional_call(
                 network, tensors, (x, statistics), tie_weights=False
             )
+        written = getattr(_local, "written", None)
+        if written is not None and network.training:
+            own = [name for name in buffers if name not in tied]
+            written += (own_name(network, n) for n in own if _differs(network, n, tensors[n]))
     # Give the outputs, and so the loss, the precision of the parameters. The examples cannot
     # determine the precision, because they may be integers.
     exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
@@ -65,6 +70,32 @@ def apply(
         return output.to(exact) if is_number and exact is not None else output
 
     return pytree.tree_map(made_exact, outputs), used
+
+
+@contextlib.contextmanager
+def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
+    """Say one line if a call that this thread makes here writes a buffer, in training mode.
+
+    Integers are no reason, because they usually count calls.
+    """
+    _local.written = []
+    try:
+        yield
+        if _local.written:
+            say(
+                f"its buffer {_local.written[0]}: what forward writes there is lost after a call, "
+                "so evaluation reads the value from before training; instead of running "
+                "statistics, use the batch's in both modes, as batch norms do here"
+            )
+    finally:
+        _local.written = None
+
+
+def _differs(network: nn.Module, name: str, now: Tensor) -> bool:
+    before = network.get_buffer(name)
+    if not before.is_floating_point() or before.layout != torch.strided:
+        return False
+    return not torch.equal(before.nan_to_num(), now.nan_to_num())
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
@@ -32,6 +33,15 @@ PARTS: dict[str, Callable[[Any], bool]] = {
     "config": lambda part: isinstance(part, dict),
 }
 """The parts of a checkpoint, each with a function that checks a value of this part."""
+
+FORMS: dict[str, Any] = {
+    "guard": {"beginning": float | int | None, "loss": float | int, "far": [int]},
+    "window": {"totals": Tensor | None, "count": int, "skipped": int, "seconds": float | int},
+    "best": {"iteration": int, "score": (float, [float | int]), "model": {str: Tensor}},
+    "starts": [dict],
+    "own_files": {str: {str: str}},
+}
+"""The forms of further parts, as `_fits` takes them; such a part may be missing or empty."""
 
 
 class DamagedError(UserError):
@@ -179,10 +189,30 @@ def load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not a checkpoint of this project (format {FORMAT})")
     if missing := [part for part in PARTS if part not in content]:
         raise DamagedError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
-    for part, whole in PARTS.items():
-        if not whole(content[part]):
-            raise DamagedError(f"{path}: not a checkpoint of this project: its {part} is not valid")
+    wrong = [part for part, whole in PARTS.items() if not whole(content[part])]
+    others = {part: content[part] for part in FORMS if content.get(part, {}) != {}}
+    wrong += [part for part, value in others.items() if not _fits(value, FORMS[part])]
+    if wrong:
+        raise DamagedError(f"{path}: not a checkpoint of this project: its {wrong[0]} is not valid")
     return content
+
+
+def _fits(value: Any, form: Any) -> bool:
+    """Return whether a value has a form: a type, a tuple of other forms, or a container.
+
+    A list holds one form; a dictionary has one form under all keys, or those of its named entries.
+    """
+    if isinstance(form, tuple):
+        return any(_fits(value, each) for each in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
+    if not isinstance(form, dict):
+        return isinstance(value, form)
+    if not isinstance(value, dict):
+        return False
+    if str in form:
+        return all(isinstance(key, str) and _fits(each, form[str]) for key, each in value.items())
+    return form.keys() <= value.keys() and all(_fits(value[key], form[key]) for key in form)
 
 
 def check_model(content: dict[str, Any], params: Params, what: str) -> None:

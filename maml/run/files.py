@@ -5,7 +5,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,17 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool], *, mended: bool = False) -> None:
+    """Drop the rows for which ``which`` is false; errors as in `read_rows` and `write_bytes`."""
+    rows = read_rows(path, mended=mended)
+    if not path.is_file():
+        return
+    text = "".join(json.dumps(row) + "\n" for row in rows if which(row))
+    # Also write if a crash cut the last line short, because the next row would join that line.
+    if text.encode() != path.read_bytes():
+        write_text(path, text)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import yaml
 
 from maml.config import Config
 from maml.processes.clock import within
-from maml.run.files import append_line, read_rows, write_text
+from maml.run.files import append_line, keep_rows, write_text
 
 LAST_WORDS = 20.0
 """Seconds that a sink has at the end of a run to send its remaining data."""
@@ -178,14 +178,7 @@ class RunLog:
     @todist.rank_zero_only
     def forget_after(self, iteration: int) -> None:
         """Drop the rows after ``iteration`` and all test rows: a resumed run writes them again."""
-        rows = read_rows(self._path)
-        if not self._path.is_file():
-            return
-        kept = [r for r in rows if r["iteration"] <= iteration and r.get("split") != "test"]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        # Also write if a crash cut the last line short, because the next row would join that line.
-        if text.encode() != self._path.read_bytes():
-            write_text(self._path, text)
+        keep_rows(self._path, lambda r: r["iteration"] <= iteration and r.get("split") != "test")
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:

@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datasets.episodes import Episodes
+from datasets.tasks import Task
 from maml.errors import UserError
+from maml.metagradient.by_task import one_by_one
 from maml.run import checkpoint, files
 from maml.training.run import Run
 
@@ -83,20 +86,34 @@ class Guard:
             path = _model_of(run.dir, number)
             if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
                 checkpoint.save(path, run.content() | {"optimizer": {}})
+        of_data = ""
+        if action != "skip" or endless or self._in_a_row == 1:
+            of_data = not_finite_in(run.worker.training, tasks)
         what = f"{reason} at iteration {number}"
         replay = f"python -m maml.replay {run.dir} shows which tasks it is"
         if action == "skip" and not endless:
             if self._in_a_row == 1 and run.speaks:
-                say(f"{what}: that step is skipped; {replay}")
+                say(f"{what}: {of_data and f'{of_data}; '}that step is skipped; {replay}")
             self.look(loss, say, taken=False)
             return
         if endless:
             what += f", as at each of the last {SKIPPED_IN_A_ROW}"
         otherwise = "" if endless else "; --on-nonfinite skip goes on without such steps"
+        advice = "" if of_data else "; a smaller --meta-lr or --inner-lr may help"
         raise UserError(
-            f"{what}: training has diverged; that step was not taken; {replay}; a smaller "
-            f"--meta-lr or --inner-lr may help{otherwise}"
+            f"{what}: {of_data or 'training has diverged'}; that step was not taken; "
+            f"{replay}{advice}{otherwise}"
         )
+
+    def forget_skipped(self) -> None:
+        """Drop the rows of skipped steps after the run's iteration: they may be taken now."""
+        now = self._run.iteration
+        if self._run.speaks:
+            files.keep_rows(
+                rows_of(self._run.dir),
+                lambda row: row["iteration"] <= now or row.get("action") != "skip",
+                mended=True,
+            )
 
     def report(self) -> dict[str, Any]:
         """Return ``diverged`` and ``skipped``, entries of result.json for a run that ends now."""
@@ -105,7 +122,6 @@ class Guard:
             verdict = {"loss": self._loss, "beginning": self._beginning}
         rows = files.read_rows(rows_of(self._run.dir), mended=True)
         skipped = {row["iteration"] for row in rows if row.get("action") == "skip"}
-        skipped &= set(range(self._run.iteration + 1))
         return {"diverged": verdict, "skipped": len(skipped)}
 
     def state(self) -> dict[str, Any]:
@@ -125,6 +141,16 @@ class Guard:
     def _is_far(self) -> bool:
         """Return whether most of the last `LONG` losses (or of all, if fewer) are far above."""
         return 2 * sum(self._far) > len(self._far)
+
+
+def not_finite_in(training: Episodes, ids: Tensor) -> str:
+    """Name the first of the tasks ``ids [B]`` whose own numbers are not finite, or return ""."""
+    for id in ids:
+        for task in one_by_one(training.tasks(id[None])):
+            for name, part in task._asdict().items() if isinstance(task, Task) else ():
+                if not part.isfinite().all():
+                    return f"{name} of train task {int(id)} has values that are not finite"
+    return ""
 
 
 def rows_of(run_dir: Path) -> Path:

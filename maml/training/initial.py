@@ -49,21 +49,17 @@ def beginning(run_dir: Path, config: Config, params: Params) -> dict[str, Any] |
     return None if anew else _checked(path, config, params)
 
 
-def bring_history(run_dir: Path, config: Config, iteration: int) -> None:
-    """Copy the rows that belong to ``--resume``'s checkpoint, if the run has no metrics.jsonl.
-
-    Of nonfinite.jsonl, copy the rows up to ``iteration``; later steps may be taken here.
-    """
+def bring_history(run_dir: Path, config: Config) -> None:
+    """Copy the rows of the run of ``--resume``'s checkpoint, if this run has no metrics.jsonl."""
     rows = run_dir / "metrics.jsonl"
     if config.resume in ("auto", "never") or rows.exists():
         return
     for folder in list(user_path("resume", config.resume).absolute().parents)[:2]:
         if (folder / rows.name).is_file():
             read_rows(folder / rows.name)
-            refused = read_rows(folder / "nonfinite.jsonl", mended=True)
-            lines = [f"{json.dumps(row)}\n" for row in refused if row["iteration"] <= iteration]
-            if lines:
-                write_text(run_dir / "nonfinite.jsonl", "".join(lines))
+            if refused := read_rows(folder / "nonfinite.jsonl", mended=True):
+                text = "".join(f"{json.dumps(row)}\n" for row in refused)
+                write_text(run_dir / "nonfinite.jsonl", text)
             write_text(rows, (folder / rows.name).read_text(encoding="utf-8"))
             return
 

@@ -87,7 +87,7 @@ class Run:
             return
         warn_of_edits(self.config, start or {})
         if start is not None:
-            bring_history(self.dir, self.config, self.iteration)
+            bring_history(self.dir, self.config)
             # A run that continues from another directory has no own checkpoints yet.
             if checkpoint.is_begun(self.dir):
                 checkpoint.save_in(self.dir, start)
@@ -211,12 +211,17 @@ class Window:
 
     def state(self) -> dict[str, Any]:
         """Return the sums for a checkpoint, because their row may come much later."""
-        return pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)
+        sums: dict[str, Any] = pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)
+        return sums | {"names": list(self._names)}
 
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Restore what `state` returned, onto ``home``."""
-        if state:
-            self._sums = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), state)
+        """Restore what `state` returned, onto ``home``; begin anew if the metrics are others."""
+        names, totals = list(self._names), state.get("totals")
+        fits = totals is None or totals.shape == (len(names),)
+        # An earlier version did not save the names.
+        if state and fits and state.get("names", names) == names:
+            sums = {name: state[name] for name in NOTHING}
+            self._sums = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), sums)
 
     def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
         """Return the row, with the strategy's ``report`` and the times ``spent``; begin anew."""

@@ -11,7 +11,7 @@ from datasets.locks import HeldError, Lock
 from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
-from maml.evaluation.scores import check_headline, same_classes
+from maml.evaluation.scores import check_headline, check_own_tasks, same_classes
 from maml.learners.data import class_names
 from maml.processes.setup import choose_device, init_process, settled
 from maml.processes.world import World
@@ -43,7 +43,7 @@ class Setup:
         if config.epochs is not None and one_pass is not None:
             iterations = math.ceil(config.epochs * one_pass / config.meta_batch_size)
             self.config = with_values(self.config, iterations=iterations)
-        self.lines: list[str] = []
+        self.lines = [*self.worker.warnings]
         if why := self.worker.why_one_by_one:
             self.lines.append(f"--batching tasks: {why}, so tasks are computed one by one")
         asked = {"validation": config.eval_every, "test": config.test_tasks}
@@ -53,6 +53,7 @@ class Setup:
             line = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines.append(line)
         self.lines += [same_classes(self.worker, splits), _too_few_to_keep(self.config)]
+        self.lines += check_own_tasks(self.worker, splits, trains=True)
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]

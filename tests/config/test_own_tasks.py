@@ -13,9 +13,11 @@ from maml.config import Config
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
+from maml.evaluation.scores import check_own_tasks
 from maml.learners import build_learner
 from maml.run.files import read_rows
 from maml.trainer import Trainer
+from maml.worker import Worker
 from tests.runs import metrics, result
 
 BRIEF = [
@@ -45,6 +47,9 @@ class Drawn(Episodes):
 def labels(): return torch.arange(5).repeat(4)
 def image(dice): return torch.rand(20, 1, 8, 8, generator=dice), labels()
 def images(split): return Drawn(split, image)
+def unseeded(split):
+    dice = torch.Generator()
+    return Drawn(split, lambda _: image(dice))
 def points(split):
     of = lambda x, y: (x[..., 0, 0, :3].requires_grad_(), y)
     return Drawn(split, lambda dice: of(*image(dice)))
@@ -155,6 +160,20 @@ def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: 
         with pytest.raises(DataError, match=rf"--data {re.escape(data)}: .*test task 0 of seed 0"):
             Trainer(parse([*words, "--run-dir", str(tmp_path / "run")]))
     assert not (tmp_path / "run").exists()
+
+
+def test_task_0_depends_on_its_address_and_has_the_sizes_that_the_flags_say(own: str) -> None:
+    words = ["maml-glyphs-5way-1shot", "--network", f"{own}:flat", *BRIEF, "--data"]
+    with pytest.raises(UserError, match=r":unseeded: train task 0 differs at each call: "):
+        Trainer(parse([*words, f"{own}:unseeded"]))
+    fits = [f"{own}:images", "--shots", "2", "--queries", "2", "--eval-queries", "2"]
+    for more, says in (fits, []), ([*fits, "--shots", "3"], ["5-way 3-shot, 2 queries per class"]):
+        worker = Worker(parse([*words, *more]), torch.device("cpu"))
+        same, *sizes = check_own_tasks(worker, ["validation", "test"], trains=True)
+        assert ": task 0 of validation and test has the support set of train task 0" in same
+        for found in sizes, check_own_tasks(worker, ["test"], trains=False):
+            assert [line.split(" the flags say ")[1].split(":")[0] for line in found] == says
+            assert all("has 5 classes, 10 support and 10 query examp" in line for line in found)
 
 
 # ---- tasks that are converted -------------------------------------------------------------------

@@ -249,7 +249,7 @@ CANNOT_BE = {
     "--network wrong": r"two images became \[2, 6\]; outputs must be \[2, 5\]",
     "--network noisy": r"two calls .* counts its calls.* same seed",
     "--network wrongg": r"module \w+ \(.*\.py\) has no wrongg; did you mean wrong\?",
-    "--network twice": r"forward returns tuple, no tensor",
+    "--network twice": r"forward returns tuple, no tensor; concatenate .* splits in loss",
     "--network spare": r"'module.1.spare.bias' .*not have",
     "--network listed": r"not among its params.* keep them in nn.ModuleList",
     "--network headless --learner anil": r"give its class head_prefix",

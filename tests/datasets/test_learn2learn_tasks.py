@@ -135,9 +135,17 @@ def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(
     assert not torch.equal(of(5, seed=1)[0].support_x, alone.support_x)
 
 
-def test_no_task_is_drawn_while_tasks_are_computed_one_by_one(data: str) -> None:
+class Network(torch.nn.Linear):
+    def __init__(self, inputs: tuple[int, ...], outputs: int) -> None:
+        super().__init__(*inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    "values", [{"batching": "tasks"}, {"batching": "vmap", "network": f"{__name__}:Network"}]
+)
+def test_no_task_is_drawn_while_draws_are_looked_for(data: str, values: dict[str, Any]) -> None:
     episodes = open_episodes(f"{data}:a", "train", **REQUEST)
-    worker: Any = Worker(sinusoid(batching="tasks"), torch.device("cpu"))
+    worker: Any = Worker(sinusoid(**values), torch.device("cpu"))
 
     def call(function: Any, *args: Any) -> Any:
         with pytest.raises(TimeoutError):

@@ -29,6 +29,7 @@ class Frozen(nn.Module):
         self.unread = nn.Parameter(torch.ones(2), requires_grad=False)
     def forward(self, x):
         with torch.no_grad():
+            self.shift += 0.1
             features = torch.relu(self.body(x.flatten(1)) + self.shift)
         return self.head(features)
 """
@@ -77,7 +78,8 @@ def test_what_an_author_has_frozen_stays_and_travels(
     model = maml.load("done", device="cpu", trust=True)
     state = model.network_state()
     assert state.keys() == {*still, "head.weight", "head.bias", "shift"}
-    model.module(model.episodes("train").tasks([0, 1])).backward()
+    with pytest.warns(UserWarning, match="^module: its buffer shift: "):
+        model.module(model.episodes("train").tasks([0, 1])).backward()
     learned = model.learner.named_parameters()
     assert {name for name, one in learned if one.grad is not None} == done.keys() - stays
 
@@ -85,7 +87,9 @@ def test_what_an_author_has_frozen_stays_and_travels(
     anew = [*flags, "anew", "--iterations", "0", "--seed", "7", "--init", "done"]
     assert Trainer(parse(anew)).run() == 0
     assert same(last(tmp_path / "anew")["model"], done)
-    assert "buffers, as --network makes them: module.shift" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "buffers, as --network makes them: module.shift" in said
+    assert said.count("warning: --network partly_frozen:Frozen: its buffer shift: ") == 1
 
 
 @pytest.mark.parametrize("learner", ["mamlpp", "metasgd"])

@@ -1,6 +1,7 @@
 """What a run leaves behind."""
 
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -98,6 +99,14 @@ def test_only_a_repository_that_tracks_the_code_is_recorded(
         subprocess.run([*git, *words.split()], check=True)
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
     assert provenance.git_commit() is None
+
+
+def test_a_date_in_config_yaml_is_text(tmp_path: Path) -> None:
+    """A checkpoint could not hold what YAML makes of it."""
+    path, config = tmp_path / "config.yaml", sinusoid()
+    write_config(tmp_path, config)
+    path.write_text(re.sub("- time: .*", "- time: 2026-11-27 10:00:00", path.read_text()))
+    assert write_config(tmp_path, config)[0]["time"] == "2026-11-27 10:00:00"
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from datasets.tasks import Task
 from maml import replay
 from maml.config.presets import with_values
 from maml.errors import UserError
-from maml.run.checkpoint import last_checkpoint
+from maml.run.checkpoint import last_checkpoint, numbered_checkpoint
 from maml.run.directory import read_status
 from maml.run.files import read_rows
 from maml.strategies.local import Local
@@ -55,21 +55,27 @@ HUGE = {"data": "tests.run.test_guard:Huge", "inner_steps": 0}
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("values", "reason", "why"),
     [
-        ({}, "the loss is nan"),
-        (HUGE, r"the gradient is too large, \de\+\d+: its square is not finite"),
+        ({}, "the loss is nan", f"query_y of train task {BAD} has values that are not finite"),
+        (HUGE, r"the gradient is too large, \de\+\d+: its square is not finite", ""),
     ],
     ids=["loss", "gradient"],
 )
 def test_a_step_that_is_not_finite_stops_the_run(
-    values: dict[str, Any], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    values: dict[str, Any],
+    reason: str,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The error names the checkpoint from before the step, and replay finds the task."""
-    with pytest.raises(UserError, match=f"^{reason} at iteration 3: training has div") as caught:
+    said = why or "training has diverged"
+    with pytest.raises(UserError, match=f"^{reason} at iteration 3: {said}; ") as caught:
         train(POISONED, tmp_path, **values)
     line = str(caught.value)
     assert len(line.splitlines()) == 1 and str(last_checkpoint(tmp_path)) in line
+    assert ("--inner-lr may help" in line) == (not why)
     assert same(
         last(tmp_path)["model"], train(POISONED, tmp_path / "2", iterations=2, **values)["model"]
     )
@@ -84,6 +90,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert first.startswith(f"{tmp_path}: iteration 3: ")
     assert [line.split(":")[0] for line in tasks] == ["task 6", "task 7", "task 8"]
     assert ["not finite in network." in line for line in tasks] == [False, True, False]
+    assert [line.endswith(f"; {why}") for line in tasks] == [False, bool(why), False]
     assert verdict == f"1 of 3 tasks not finite: {BAD}"
     # The same command fails again, but --on-nonfinite skip gets past the step.
     with pytest.raises(UserError, match="at iteration 3"):
@@ -95,7 +102,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     assert all(math.isfinite(row["loss"]) for row in metrics(tmp_path) if "loss" in row)
 
 
-def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
+def test_a_skipped_step_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = train(POISONED, tmp_path, iterations=2)
     rows_of(tmp_path).write_text('{"iteration": 3, "rea')  # cut short by a full disk
     after = train(POISONED, tmp_path, iterations=3, on_nonfinite="skip")
@@ -107,6 +114,11 @@ def test_a_skipped_step_changes_nothing(tmp_path: Path) -> None:
     assert result(tmp_path / "elsewhere")["skipped"] == 1
     straight = train(POISONED, tmp_path / "straight", on_nonfinite="skip")
     assert same(train(POISONED, tmp_path, on_nonfinite="skip")["model"], straight["model"])
+    # The step does not count if the run goes back and takes it.
+    monkeypatch.setattr(Poisoned, "spoil", lambda *_: None)
+    back = str(numbered_checkpoint(tmp_path, 2))
+    train(POISONED, tmp_path, on_nonfinite="skip", resume=back)
+    assert result(tmp_path)["skipped"] == 0
 
 
 def test_a_run_that_only_skips_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

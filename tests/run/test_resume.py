@@ -19,6 +19,7 @@ from maml.errors import UserError
 from maml.run import checkpoint
 from maml.strategies.local import Local
 from maml.trainer import Trainer
+from maml.training.run import Window
 from tests.datasets.test_array_pickle import Hostile
 from tests.launching import run
 from tests.runs import glyphs, last, metrics, same, sinusoid, supervised, train
@@ -100,6 +101,16 @@ def test_rows_are_means_since_the_row_before(tmp_path: Path, monkeypatch: Any) -
     assert [row["iteration"] for row in rows] == [4, 8]
     assert rows == rows_of(tmp_path / "parted")
     assert [row["skipped"] for row in rows] == [1, 1]
+
+
+def test_a_row_of_other_metrics_begins_anew() -> None:
+    """A checkpoint of an earlier version does not name the metrics."""
+    (saved := Window(("loss", "near"))).add(Mock(totals=torch.ones(2), n_tasks=3), 1.0)
+    unnamed = {name: value for name, value in saved.state().items() if name != "names"}
+    for names, kept in ("loss near", [3, 3]), ("loss far", [0, 3]), ("loss", [0, 0]):
+        for state, count in zip((saved.state(), unnamed), kept, strict=True):
+            (window := Window(tuple(names.split()))).restore(state, torch.device("cpu"))
+            assert window.state()["count"] == count
 
 
 def test_rows_are_not_doubled(tmp_path: Path) -> None:

@@ -43,12 +43,11 @@ def _code_in(words: list[str]) -> str:
     known = [REPOSITORY / file for file in ("train_maml.py", "launch/workers.py", "launch/local")]
     if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
         return f"command: it runs {name or words[0]}, which is no training program of this project"
-    for word in arguments:
-        # As in --network=my_file:Net. A digit after the colon is no name, as in cuda:0.
-        if re.search(r":(?!\d)", word):
-            return f"it names code to import: {word} (no SHA-256 was recorded)"
-        if re.match(r"[-+]*trust(=|$)", word):
-            return f"it says {word} to its trials"
+    # As in --network=my_file:Net. A digit after the colon is no name, as in cuda:0.
+    if named := [word for word in arguments if re.search(r":(?!\d)", word)]:
+        return f"it names code to import: {' and '.join(named)}"
+    if trusts := [word for word in arguments if re.match(r"[-+]*trust(=|$)", word)]:
+        return f"it says {trusts[0]} to its trials"
     return ""
 
 

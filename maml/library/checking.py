@@ -1,0 +1,47 @@
+"""Checks of a meta-learner's calls: what the losses read and write, and what is frozen."""
+
+import warnings
+from typing import Any, TypeAlias
+
+from torch import nn
+
+from maml.errors import UserError
+from maml.learners import Learner
+from maml.metagradient.reading import ForeignError
+from maml.networks.calls import lost_writes
+from maml.networks.ordinary import own_name
+from maml.params import Params
+
+Learning: TypeAlias = list[tuple[str, nn.Parameter, bool]]
+"""Each parameter of a network, with its name, and whether it learns."""
+
+
+def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
+    """Check which parameters the losses read, once for each phase; warn of writes that are lost."""
+    try:
+        with lost_writes(lambda line: warnings.warn(f"module: {line}", stacklevel=2)):
+            learner.checked_way(params, tasks, phase)
+    except ForeignError as error:
+        raise UserError(
+            "the loss reads a parameter that is not the module's, which cannot learn here: put it "
+            "into the module (layers in a Python list: into nn.ModuleList), or take an outer loss "
+            "of your own by adapt()"
+        ) from error
+
+
+def begin_learning(learner: Learner) -> Learning:
+    """Freeze what the learner has frozen; return which parameters of its network learn."""
+    network = learner.network
+    for name in learner.frozen:
+        network.get_parameter(name).requires_grad_(False)
+    return [(own_name(network, n), p, p.requires_grad) for n, p in network.named_parameters()]
+
+
+def check_learning(learning: Learning) -> None:
+    """Refuse a change of what is frozen, unless all is: then the network only adapts."""
+    for name, parameter, learns in learning:
+        if parameter.requires_grad != learns and any(p.requires_grad for _, p, _ in learning):
+            raise UserError(
+                f"{name} was {'frozen' if learns else 'unfrozen'} after the learner was made, and "
+                "would be so by half: make the learner again; it shares the module's tensors"
+            )

@@ -49,7 +49,8 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         what = "adapt" if name in problem.start else "be learned"
         raise RuntimeError(
             f"{name!r} appears to not have been used by any loss, but it is to {what}; "
-            "call requires_grad_(False) on it if it is not to change"
+            "call requires_grad_(False) on it if it is not to change, or begin with tasks whose "
+            "branch of the network reads it"
         )
     return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
 

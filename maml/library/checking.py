@@ -42,6 +42,6 @@ def check_learning(learning: Learning) -> None:
     for name, parameter, learns in learning:
         if parameter.requires_grad != learns and any(p.requires_grad for _, p, _ in learning):
             raise UserError(
-                f"{name} was {'frozen' if learns else 'unfrozen'} after the learner was made, which "
+                f"{name} was {'frozen' if learns else 'unfrozen'} after the learner was made; "
                 "the inner loop would not follow: make the learner again; it shares the tensors"
             )

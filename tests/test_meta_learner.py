@@ -82,6 +82,48 @@ class Buffers(nn.Module):
         return self.other((hidden * self.turn).real.tanh() + self.other.seen)
 
 
+class Keeping(nn.Module):
+    """A layer that keeps the start of its answers, as a recurrent network its state."""
+
+    start: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.start is None or len(self.start) != len(x):
+            self.start = x.new_zeros(len(x), 3)
+        return self.start + self.layer(x.flatten(1))
+
+
+class Remembering(nn.Linear):
+    """A layer whose query answers depend on its answers to the support set."""
+
+    kept = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers = super().forward(x.flatten(1))
+        if len(x) == 6:  # a support set
+            self.kept = answers.mean(0)
+        return answers + self.kept
+
+
+class Skipping(nn.Linear):
+    """A layer that is skipped by chance, or whose draws restore the generator."""
+
+    def __init__(self, *, forked: bool) -> None:
+        super().__init__(8, 8)
+        self.forked = forked
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.forked:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                return super().forward(F.dropout(x))
+        return x if torch.rand(()) < 0.5 else super().forward(x)
+
+
 class Judge(nn.CrossEntropyLoss):
     """A loss with a frozen network and a buffer of another type than the outputs."""
 
@@ -139,6 +181,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "two outputs": lambda: TwoOutputs().double(),
     "words": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
     "buffers": Buffers,
+    "keeping": lambda: Keeping().double(),
     "pruned": lambda: nn.Sequential(
         nn.Flatten(), l1_unstructured(nn.Linear(16, 3).double(), "weight", 0.5)
     ),
@@ -483,8 +526,11 @@ def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -
     torch.testing.assert_close(found_with(network, steps), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_draws_do_not_depend_on_threads_nor_on_what_came_before() -> None:
-    network = dropping(nn.Dropout(0.5))
+@pytest.mark.parametrize(
+    "drop", [nn.Dropout(0.5), Skipping(forked=False), Skipping(forked=True)], ids=str
+)
+def test_draws_do_not_depend_on_threads_nor_on_what_came_before(drop: nn.Module) -> None:
+    network = dropping(drop)
     learner, tasks = maml.MAML(network, inner_lr=0.1, inner_steps=2), made((6,) * 4)
 
     def gradient(threads: int, tasks: Tasks) -> Tensor:
@@ -702,6 +748,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          r"torch.inference_mode .* use torch.no_grad\(\)"),
         (lambda: maml.MAML(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
          "query_y is torch.float64, .* give loss=torch.nn.functional.mse_loss"),
+        (lambda: maml.MAML(Remembering(16, 3).double())(made()),
+         "the loss reads a parameter that is not the module's"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
         (lambda: maml.MAML(register_parametrization(nn.BatchNorm1d(3), "weight", nn.Softplus())),
          "hooks or a parametrization of its own"),

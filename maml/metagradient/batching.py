@@ -83,8 +83,9 @@ def batching_of(
             # The warnings are about vmap's speed, but vmap may not be chosen.
             with warnings.catch_warnings(action="ignore"):
                 batched = by("vmap", *given)
-        except Exception:
-            return Found("tasks", draws=False)
+        except Exception as error:
+            # A network may draw and then restore the generators.
+            return Found("tasks", draws=DRAWN in str(error))
     return Found("vmap" if _same(batched, loop) else "tasks", draws=False)
 
 

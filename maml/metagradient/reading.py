@@ -5,10 +5,14 @@ from typing import Any
 
 from torch import Tensor
 
+from datasets.generators import state
 from maml.metagradient import draws
 from maml.metagradient.by_task import Way, one_by_one, unstacked
 from maml.metagradient.problem import Problem, called
 from maml.networks.stack import is_stack
+
+MOST_DRAWS = 100
+"""Look so many times for a parameter that losses read by chance, as a layer that they may skip."""
 
 
 class ForeignError(ValueError):
@@ -29,16 +33,21 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     """
     every = unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
-    places = [("query", problem.last_step), *(("support", step) for step in range(problem.steps))]
-    for place, task in enumerate(one_by_one(tasks)):
-        # With control flow, another task may read other parameters.
-        if place and not unread:
+    # The query is last, because it may read what the network has kept of a support set.
+    places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]
+    before = state()
+    for _ in range(MOST_DRAWS):
+        for place, task in enumerate(one_by_one(tasks)):
+            # With control flow, another task may read other parameters.
+            if place and not unread:
+                break
+            for part, step in places:
+                # A loss may depend on the step: look at further steps while a parameter is unread.
+                if unread or (not place and (part == "query" or not step)):
+                    names, of_kernels = _read(problem, part, step, task)
+                    unread, by_kernels = unread - names, by_kernels | of_kernels
+        if not unread or state() == before:
             break
-        for part, step in places:
-            # A loss may depend on the step: look at further steps while a parameter is unread.
-            if unread or not (step or place):
-                names, of_kernels = _read(problem, part, step, task)
-                unread, by_kernels = unread - names, by_kernels | of_kernels
     if unread == every and len(every) > 1:
         raise RuntimeError(
             "no loss depends on any parameter: compute it by torch from the outputs, and detach "

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint as of_torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
@@ -53,7 +54,7 @@ def apply(
         tensors = {**buffers, **params}
         # A layer in two places has its tensors under one name only. Torch's own ties would swap
         # them twice, and leave the call's tensors in the network.
-        with _calling(network, tensors):
+        with _calling(network, tensors), _nothing_escapes(network):
             outputs, used = torch.func.functional_call(
                 network, tensors, (x, statistics), tie_weights=False
             )
@@ -96,6 +97,26 @@ def _differs(network: nn.Module, name: str, now: Tensor) -> bool:
     if not before.is_floating_point() or before.layout != torch.strided:
         return False
     return not torch.equal(before.nan_to_num(), now.nan_to_num())
+
+
+@contextlib.contextmanager
+def _nothing_escapes(network: nn.Module) -> Iterator[None]:
+    """Take from the modules what they have kept of a batch that ``torch.func.vmap`` computes.
+
+    Such a tensor is invalid after the batch, so the next call would fail.
+    """
+    within = torch._C._are_functorch_transforms_active()
+    before = [(module, dict(vars(module))) for module in network.modules()] if within else []
+    try:
+        yield
+    finally:
+        for module, was in before:
+            for name, value in [*vars(module).items()]:
+                if value is was.get(name) or not isinstance(value, Tensor):
+                    continue
+                if is_functorch_wrapped_tensor(value):
+                    vars(module).pop(name)
+                    vars(module).update({name: was[name]} if name in was else {})
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

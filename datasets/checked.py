@@ -67,16 +67,18 @@ class Checked:
         # In a list, the sets of tasks may have any sizes.
         if len(made) != len(ids):
             raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
-        alone = [Task(*(part[None] for part in task)) for task in made]
-        return [self._looked_at(*one) for one in zip(alone, ids.split(1), strict=True)]
+        each = zip(made, ids.split(1), strict=True)
+        return [self._looked_at(task, one, alone=True) for task, one in each]
 
-    def _looked_at(self, made: Any, ids: Tensor) -> Task:
+    def _looked_at(self, made: Any, ids: Tensor, *, alone: bool = False) -> Task:
+        if alone and isinstance(made, (tuple, list)) and len(made) == len(Task._fields):
+            made = Task(*made)
         for name in Task._fields:
             if not isinstance(getattr(made, name, None), Tensor):
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
-        found: Task = made._replace(
-            **{n: self._converted(n, getattr(made, n)) for n in Task._fields}
-        )
+        parts = {n: getattr(made, n) for n in Task._fields}
+        parts = {n: self._converted(n, p[None] if alone else p) for n, p in parts.items()}
+        found = Task(**parts)
         wrong = _wrong_sets(found, len(ids)) or self._wrong_labels(found) or self._wrong_form(found)
         if wrong:
             raise self._error(ids, wrong)

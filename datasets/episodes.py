@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
@@ -189,8 +190,10 @@ class FewShotImages(Episodes):
         self.ways, self.shots, self.queries = ways, shots, queries
         self.first, self.counts = first, counts
         if self.class_names is not None:
-            listed = "\0".join(self.class_names).encode()
-            self.division = hashlib.blake2b(listed, digest_size=8).hexdigest()
+            # A disk may encode accents in another form, and names in another encoding than UTF-8.
+            listed = unicodedata.normalize("NFC", "\0".join(self.class_names))
+            encoded = listed.encode("utf-8", "surrogateescape")
+            self.division = hashlib.blake2b(encoded, digest_size=8).hexdigest()
         # A plain view of the same pages: the memmap subclass makes every small operation slower.
         self.images = images.view(np.ndarray) if isinstance(images, np.memmap) else images
 

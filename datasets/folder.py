@@ -7,6 +7,7 @@ of the files, so a changed folder is decoded again.
 """
 
 import itertools
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -119,7 +120,7 @@ def own_name(name: str) -> str:
 
 def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
     """Decode a folder of classes, a folder of images, or one file. Cache nothing."""
-    root = Path(place).expanduser().absolute()
+    root = Path(os.path.expanduser(place)).absolute()
     if root.is_file():
         root, classes = root.parent, {"": [root.name]}
     else:
@@ -132,7 +133,9 @@ def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
         classes = _classes(root, "", top.folders or [""])
     images = list(itertools.chain.from_iterable(classes.values()))
     pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
-    labels = [name for name, some in classes.items() for _ in some]
+    # A disk may encode accents in another form.
+    names = {name: unicodedata.normalize("NFC", name) for name in classes}
+    labels = [names[name] for name, some in classes.items() for _ in some]
     return FolderImages(pixels, labels, [str(root / image) for image in images])
 
 

@@ -257,6 +257,8 @@ def _call_theirs(data: str, split: str, /, **options: Any) -> Any:
         found = known.maker()(split, **options)
     if isinstance(found, (ImageClasses, Examples)):
         _check_images(found.images, found.images.shape[1:], f"{FLAG} {data}: {split}")
+        if isinstance(found.images, torch.Tensor):
+            found = found._replace(images=found.images.numpy(force=True))
     elif not isinstance(found, Episodes) and not is_taskset(found):
         found = image_classes(found, data, split)
     return found

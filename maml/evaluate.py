@@ -113,8 +113,12 @@ class RunEvaluator:
         self.of_record = (options.run_dir / RECORDED).is_file()
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
-        if self.rows.is_dir():  # fail now, not after an evaluation of an hour
+        # Fail now, not after an evaluation of an hour.
+        if self.rows.is_dir():
             raise UserError(f"{self.rows}: is a folder")
+        at = self.rows if self.rows.exists() else options.run_dir
+        if at.exists() and not self.of_record and not os.access(at, os.W_OK):
+            raise UserError(f"{self.rows}: cannot write; evaluate a copy of {options.run_dir}")
         self.config: Config | None = None
         # Warn once, not with every checkpoint that --watch evaluates.
         self._warned: set[str] = set()
@@ -159,6 +163,8 @@ class RunEvaluator:
             "tasks": there_are(options.tasks, worker, options.split),
             **{name: getattr(config, name) for name in asked},
         }
+        if images := worker.evaluation(options.split).content():
+            self._question["images"] = images
 
     def _why_other_kind(self) -> str:
         """Say how ``--data`` differs in shape or kind from the run's data; "" if it does not.
@@ -248,7 +254,7 @@ class Watch:
 
     def __init__(self, evaluator: RunEvaluator) -> None:
         self._evaluator, self._run_dir = evaluator, evaluator.options.run_dir
-        self._done, self._damaged = set[int](), set[int]()
+        self._done, self._damaged = set[int](), dict[int, int]()
 
     def run(self) -> int:
         """Look every ``--poll`` seconds; give up after ``--patience`` seconds without a change.
@@ -296,14 +302,19 @@ class Watch:
         # Read the rows again each time: an earlier or a second watcher may have added some.
         self._done |= self._evaluator.evaluated()
         for iteration, path in checkpoint.numbered_checkpoints(self._run_dir).items():
-            if iteration in self._done | self._damaged:
+            try:
+                written = path.stat().st_mtime_ns
+            except OSError:  # gone
+                continue
+            # Training may write a damaged one again.
+            if iteration in self._done or self._damaged.get(iteration) == written:
                 continue
             try:
                 saved = checkpoint.load(path)
             except UserError as error:
                 # Training keeps only the newest few. A file that is gone by now is not damaged.
                 if path.exists():
-                    self._damaged.add(iteration)
+                    self._damaged[iteration] = written
                     _say(f"{error}; left out")
                 continue
             self._evaluator.evaluate(saved)

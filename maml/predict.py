@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     for path, truth, probabilities in zip(query.files, query.labels, answers, strict=True):
         found, probability = max(zip(classes, probabilities, strict=True), key=lambda of: of[1])
         right += found == truth
-        print(f"{shown(path)}\t{found}\t{probability:.4f}")
+        print(f"{shown(path)}\t{shown(found)}\t{probability:.4f}")
     if query.labels[0]:
         print(f"accuracy {100 * right / len(answers):.2f} % of {counted(len(answers), 'image')}")
     return 0

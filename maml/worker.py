@@ -134,10 +134,12 @@ class Worker:
             self.learner.batching = "tasks"
             phase = self.learner.last_phase
             made = self.learner.materialise(params, some, phase)
-            if isinstance(made, list):  # sets of different sizes, which cannot be batched
-                return
             with lost_writes(lambda line: self.warnings.append(f"warning: {flag}: {line}")):
                 self.learner.checked_way(params, made, phase)
+            if isinstance(made, list):  # sets of different sizes
+                if self.config.batching == "vmap":
+                    raise UserError("--batching vmap: the tasks come as a list; leave it out")
+                return
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # In the dtype of the run, so that it raises the errors that training would raise.
             heavy = one_by_one.is_heavy(self.learner, params, made)
@@ -266,7 +268,7 @@ class Worker:
     def _materialised(
         self, params: Params, tasks: Any, ids: Tensor, learner: Learner, phase: int
     ) -> Any:
-        if learner._is_own("materialise"):
+        if learner.inherits("materialise"):
             return tasks
         where = addresses(learner, "train", ids)
         played = one_by_one.found_in(

@@ -1,9 +1,12 @@
 """``maml.MAML(module)`` and its family, against plain loops of torch."""
 
+import contextvars
 import copy
+import functools
 import itertools
 import threading
 import time
+import weakref
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import maml
 from datasets.tasks import Task
+from maml.execution.threads import spread
 from maml.kernels.convnet import ConvNet
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import remembering
@@ -151,6 +155,26 @@ class ByName(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[:, 0])
+
+
+class Linked(nn.Module):
+    """A function that leads to the module itself; and a hook, a reference, and a lock."""
+
+    def __init__(self, *, more: bool) -> None:
+        super().__init__()
+        self.scale, self.layer = nn.Parameter(torch.tensor(1.5)), nn.Linear(16, 3)
+        self.drop = lambda h: F.dropout(h, 0.5, self.training) * self.scale
+        self.double().kept = dict[str, Tensor]()
+        if more:
+            self.layer.whole, self.lock = weakref.ref(self), threading.Lock()  # type: ignore
+            self.layer.register_forward_hook(
+                lambda layer, _, h: self.kept.update(h=h * layer.whole().scale)
+            )
+            self.last = self(torch.zeros(1, 16).double())  # torch cannot copy it
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x.flatten(1))
+        return self.drop(self.kept.get("h", hidden))
 
 
 class Normed(nn.Module):
@@ -300,12 +324,72 @@ def test_threads_share_a_learner() -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.parametrize("what", ["answer", "evaluate"])
+def test_training_keeps_its_dropout_while_another_thread_tests(what: str) -> None:
+    network, seen, done, me = dense(), set[bool](), threading.Event(), threading.current_thread()
+    network[1].register_forward_hook(
+        lambda module, *_: seen.add(module.training) if threading.current_thread() is me else None
+    )
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2)
+    learner(made()), seen.clear()  # the first call tests the network, without dropout
+    fast = learner.adapt(*made()[0][:2]).eval()
+    call = (lambda: fast(made()[0][2])) if what == "answer" else lambda: learner.evaluate(made())
+    thread = threading.Thread(target=lambda: [call() for _ in iter(done.is_set, True)])
+    thread.start()
+    for _ in range(20):
+        learner(made())
+    done.set(), thread.join()
+    assert seen == {True}
+
+
+def test_loading_waits_for_a_call_in_another_thread() -> None:
+    network, inside = dense(), threading.Event()
+    network[1].register_forward_hook(lambda *_: inside.set() or time.sleep(0.1))
+    learner = maml.MAML(network, inner_lr=0.1)
+    with torch.no_grad():
+        fast = learner.adapt(*made()[0][:2])
+    new = {name: tensor + 1 for name, tensor in learner.state_dict().items()}
+    inside.clear()
+    thread = threading.Thread(target=fast, args=made()[0][2:3])
+    thread.start(), inside.wait(), learner.load_state_dict(new), thread.join()
+    torch.testing.assert_close(dict(learner.state_dict()), new)
+
+
+def test_threads_have_the_settings_of_the_caller() -> None:
+    setting, me = contextvars.ContextVar[int]("setting"), threading.get_ident()
+    setting.set(2), torch.set_num_threads(2)
+
+    def found(owner: nn.Module) -> list[tuple[bool, int]]:
+        here = lambda *_: (threading.get_ident() == me, setting.get())  # noqa: E731
+        return [*spread(owner, here, range(2))]
+
+    assert found(nn.Linear(1, 1)) == [(False, 2)] * 2
+    assert found(nn.Linear(1, 1, device="meta")) == [(True, 2)] * 2
+    with torch.device("meta"):
+        assert found(nn.Linear(1, 1, device="cpu")) == [(True, 2)] * 2
+
+
 def test_a_checkpoint_may_be_loaded_after_wrapping() -> None:
     network = dense(nn.BatchNorm1d(8)).eval()
     learner, other = maml.MAML(network), dense(nn.BatchNorm1d(8)).eval()
     other[2].running_mean.fill_(3.0)
     network.load_state_dict(other.state_dict())
     assert learner(made()) == maml.MAML(other)(made())
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_what_leads_to_the_module_leads_to_the_copy(more: bool) -> None:
+    torch.manual_seed(0), torch.set_num_threads(2)
+    network = Linked(more=more)
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2)
+    network.eval()
+    for sizes in ((6, 6), (3, 6)):
+        expected, gradients = by_loop(network, made(sizes), 2, 0.1)
+        loss = learner.eval()(made(sizes))
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        found = torch.autograd.grad(loss, [*network.parameters()])
+        torch.testing.assert_close(found, tuple(gradients), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(learner.train().evaluate(made(sizes))["loss"].mean(), expected)
 
 
 def test_what_is_frozen_later_is_refused() -> None:
@@ -316,6 +400,9 @@ def test_what_is_frozen_later_is_refused() -> None:
     for call in (learner, lambda tasks: learner.adapt(*tasks[0][:2])):
         with pytest.raises(maml.UserError, match=r"^1.bias was frozen after"):
             call(made())
+    learner = maml.MAML(dense(nn.BatchNorm1d(8).eval()))
+    learner.requires_grad_(False).requires_grad_(True)(made()).backward()
+    assert [p.requires_grad for p in learner.parameters()].count(False) == 2  # running statistics
 
 
 def test_what_torch_has_compiled_is_used_without() -> None:
@@ -418,6 +505,8 @@ def test_it_trains_as_any_module(tmp_path: Path) -> None:
     with torch.no_grad():  # the outer loss needs no graph
         assert not learner(tasks).requires_grad
     assert isinstance(network[2], nn.BatchNorm1d)
+    torch.save(maml.MAML(network, loss=nn.CrossEntropyLoss()), tmp_path / "whole.pt")
+    assert torch.load(tmp_path / "whole.pt", weights_only=False)(tasks).isfinite()
     torch.save(learner.state_dict(), tmp_path / "learner.pt")
     other = maml.MAML(copy.deepcopy(network), inner_lr=0.1, inner_steps=2)
     other.load_state_dict(torch.load(tmp_path / "learner.pt", weights_only=True))
@@ -531,6 +620,7 @@ def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -
 )
 def test_draws_do_not_depend_on_threads_nor_on_what_came_before(drop: nn.Module) -> None:
     network = dropping(drop)
+    network.again = not getattr(drop, "forked", False)
     learner, tasks = maml.MAML(network, inner_lr=0.1, inner_steps=2), made((6,) * 4)
 
     def gradient(threads: int, tasks: Tasks) -> Tensor:
@@ -561,7 +651,11 @@ def test_a_hook_keeps_for_the_loss_what_it_saw() -> None:
         return torch.autograd.grad(learner(made((6,) * 8)), [*network.parameters()])
 
     torch.set_num_threads(2)
-    torch.testing.assert_close(gradient("tasks"), gradient("vmap"), rtol=1e-9, atol=1e-12)
+    expected = gradient("vmap")
+    torch.testing.assert_close(gradient("tasks"), expected, rtol=1e-9, atol=1e-12)
+    network[2]._forward_hooks.clear()
+    network[2].register_forward_hook(functools.partial(lambda to, *given: to.append(given[2]), saw))
+    torch.testing.assert_close(gradient("tasks"), expected, rtol=1e-9, atol=1e-12)
 
 
 class Weighing:
@@ -750,6 +844,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "query_y is torch.float64, .* give loss=torch.nn.functional.mse_loss"),
         (lambda: maml.MAML(Remembering(16, 3).double())(made()),
          "the loss reads a parameter that is not the module's"),
+        (lambda: maml.MAML(dense(torch.jit.script(nn.Tanh()))), "module: 2 .* before torch.jit"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
         (lambda: maml.MAML(register_parametrization(nn.BatchNorm1d(3), "weight", nn.Softplus())),
          "hooks or a parametrization of its own"),
@@ -807,6 +902,10 @@ def test_labels_are_what_the_loss_takes() -> None:
     maml.MAML(nn.Linear(3, 3), loss=of_pairs)([(*flat, *flat)])
     frozen = dense()
     frozen[1].requires_grad_(False)
+    turns = torch.polar(torch.ones(4), x[:, 1, 0])
+    maml.MAML(nn.Linear(3, 2), loss=lambda o, y: (torch.view_as_complex(o) - y).abs().mean())(
+        [(flat[0], turns, flat[0], turns)]
+    )
     with pytest.raises(maml.UserError, match="label 9"):
         maml.MAML(nn.Linear(3, 3))([(flat[0], y[0, :4], flat[0], torch.tensor([0, 1, 9, -100]))])
     with pytest.raises(maml.UserError, match="head="):  # what is refused leaves the module alone

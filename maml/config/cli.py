@@ -60,7 +60,7 @@ def _again(file: str = "") -> Config:
     """Return the configuration that ``--config FILE`` names."""
     if not file:
         raise UserError(f"{AGAIN}: needs the config.yaml of a run")
-    path = Path(file).expanduser()
+    path = user_path("config", file)
     config = saved.read(path / "config.yaml" if path.is_dir() else path)
     anew = [name for name, values in CHOSEN.items() if getattr(config, name) in values]
     return with_values(config, run_dir=None, resume="auto", **dict.fromkeys(anew, "auto"))

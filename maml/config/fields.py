@@ -276,7 +276,7 @@ def settings(config: Config) -> tuple[str, ...]:
 
 def from_values(values: dict[str, Any]) -> Config:
     """Return a `Config` with ``values``. A `UserError` names an unknown field or a wrong value."""
-    types = get_type_hints(Config)
+    types, exact = get_type_hints(Config), dict(values)
     for name, value in values.items():
         if name not in types:
             raise UserError(f"unknown field {name!r}")
@@ -285,7 +285,9 @@ def from_values(values: dict[str, Any]) -> Config:
             expected = getattr(types[name], "__name__", types[name])
             expected = f"one of {', '.join(choices)}" if choices else expected
             raise UserError(f"{name}: {value!r} is not {expected}")
-    return Config(**values)
+        if type(value) is int and float in (types[name], *get_args(types[name])):
+            exact[name] = float(value)  # else 1 and 1.0 would name two experiments
+    return Config(**exact)
 
 
 def _fits(value: object, type_: Any) -> bool:

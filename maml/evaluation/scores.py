@@ -93,6 +93,19 @@ def _other_sizes(task: Task, ways: int, shots: int, queries: int) -> str:
     return f"{has}; the flags say {ways}-way {shots}-shot, {per_class} per class: {flags}"
 
 
+def check_answers(learner: Learner) -> str:
+    """Return a warning if a user's own outer loss has no part in the answers at test, else ""."""
+    name = learner.config.learner
+    own = [n for n in ("query_loss", "set_loss") if not learner.inherits(n)]
+    answered = not all(map(learner.inherits, ("answers", "call_network", "loss")))
+    if not is_theirs(name) or not own or answered:
+        return ""
+    return (
+        f"warning: --learner {name}: {own[0]} is yours; tests score the network's plain outputs by "
+        "the usual loss, unless you override call_network, answers or loss, too"
+    )
+
+
 def check_headline(worker: Worker, split: str, transductive: bool, flag: str) -> str:
     """Return a warning if all numbers are transductive, else ""; ``flag`` must not deny that."""
     reason = worker.why_transductive(split)

@@ -5,20 +5,21 @@ copies share the memory of their tensors. Results come in the order of the tasks
 """
 
 import contextlib
-import copy
+import contextvars
 import functools
-import inspect
-import itertools
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrize
+
+from maml.execution.copies import closed_copy, own_hooks
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -43,8 +44,10 @@ def spread(
     ``alone``: one thread with one core computes all items, because each draw depends on the draws
     before. ``copying`` is held only while the owner is copied: the function may need it.
     """
-    # Autocast is a setting of the calling thread only.
-    several = not alone and not torch.is_autocast_enabled("cpu")
+    # Autocast and the default device are settings of the calling thread only. Tasks on a GPU would
+    # share it, so one thread computes them.
+    devices = {torch.get_default_device().type, *(p.device.type for p in owner.parameters())}
+    several = not alone and devices == {"cpu"} and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     # Fused attention has no second derivative. This setting applies to all threads.
     with sdpa_kernel(SDPBackend.MATH):
@@ -70,7 +73,8 @@ def spread(
         with _cores_each(cores):
             try:
                 for item in items:
-                    waiting.append(_pool(n_threads, cores).submit(one, item))
+                    run = contextvars.copy_context().run  # with the caller's context variables
+                    waiting.append(_pool(n_threads, cores).submit(run, one, item))
                     if len(waiting) > AHEAD * n_threads:
                         yield waiting.popleft().result()
                 while waiting:
@@ -84,19 +88,26 @@ def spread(
 def _copies(owner: M, count: int) -> list[M]:
     """Return copies that share all tensors, or an empty list if the owner cannot be copied.
 
-    A hook that is a function is not copied, so the threads would share what it keeps.
+    Hooks that are no methods of a module are not copied, so the threads would share what they keep.
+    Threads also share the cache of parametrizations (`torch.nn.utils.parametrize.cached`).
     """
-    hooks = ((*m._forward_hooks.values(), *m._forward_pre_hooks.values()) for m in owner.modules())
-    if any(map(inspect.isfunction, itertools.chain(*hooks))):
+    cached = map(parametrize.is_parametrized, owner.modules())
+    if any(map(own_hooks, owner.modules())) or any(cached):
         return []
-    shared: dict[int, Tensor] = {
+    copies = [copied(owner) for _ in range(count)]
+    return [own for own in copies if own is not None]
+
+
+def copied(owner: M) -> M | None:
+    """Return a copy that shares all tensors; None if the owner cannot be copied."""
+    shared: dict[int, Any] = {
         id(t): t for m in owner.modules() for t in (*m._parameters.values(), *m._buffers.values())
         if t is not None
     }  # fmt: skip
     try:
-        return [copy.deepcopy(owner, dict(shared)) for _ in range(count)]
+        return closed_copy(owner, shared)
     except Exception:
-        return []
+        return None
 
 
 @contextlib.contextmanager

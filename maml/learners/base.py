@@ -101,7 +101,7 @@ class Learner(nn.Module, ABC):
         else:
             self.contents = data_contents(config)
             self.objective = CLASSIFICATION if self.contents.classifies else REGRESSION
-            any_outputs = self.any_outputs or not self._is_own("loss")
+            any_outputs = self.any_outputs or not self.inherits("loss")
             outputs = self.outputs(config)
             self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
         self.criterion = self.objective.loss
@@ -201,7 +201,7 @@ class Learner(nn.Module, ABC):
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return the tasks of ``split`` to learn from, or for an ``evaluation``: few-shot tasks."""
-        classes = self._is_own("loss")
+        classes = self.inherits("loss")
         return few_shot_tasks(
             self.config, split, self.contents.form, evaluation=evaluation, classes=classes
         )
@@ -225,12 +225,12 @@ class Learner(nn.Module, ABC):
         found: dict[str, Any] = {"support": self.support_loss, "query": self.query_loss}
         part: Any
         for part in found:
-            if all(map(self._is_own, (f"{part}_loss", *PARTS_OF_A_LOSS))):
+            if all(map(self.inherits, (f"{part}_loss", *PARTS_OF_A_LOSS))):
                 found[part] = NetworkLoss(self.network, part, self.criterion)
         return found
 
-    def _is_own(self, name: str, of: type[Learner] | None = None) -> bool:
-        # True if neither a subclass of ``of`` nor this object overrides the method.
+    def inherits(self, name: str, of: type[Learner] | None = None) -> bool:
+        """Return whether neither a subclass of ``of`` nor this object overrides a method."""
         return getattr(getattr(self, name), "__func__", None) is getattr(of or Learner, name)
 
     # ---- for B tasks
@@ -315,7 +315,7 @@ class Learner(nn.Module, ABC):
 
         Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
         """
-        loss = self.objective.loss if self._is_own("loss") else self.loss
+        loss = self.objective.loss if self.inherits("loss") else self.loss
         results = {}
         for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
             results[f"{prefix}loss"] = each_task(loss, self.batching)(outputs, y)

@@ -113,7 +113,7 @@ class Finetune(Learner):
     @torch.no_grad()
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
         """See `Learner.adapt`. Compute the features once, because they stand still."""
-        if not (self._is_own("support_loss", Finetune) and self._is_own("problem", Finetune)):
+        if not (self.inherits("support_loss", Finetune) and self.inherits("problem", Finetune)):
             return super().adapt(meta_params, tasks, steps)
         problem = self.problem(meta_params, steps)
         of_features = dataclasses.replace(problem, support=self._loss_of_features)

@@ -78,7 +78,7 @@ class MAML(Learner):
             raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
         if config.label_smoothing:
-            if self.objective.loss is not F.cross_entropy or not self._is_own("loss"):
+            if self.objective.loss is not F.cross_entropy or not self.inherits("loss"):
                 raise UserError(
                     f"--label-smoothing {config.label_smoothing}: needs the cross-entropy of "
                     "classes as the loss, and here is another one"

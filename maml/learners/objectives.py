@@ -90,7 +90,7 @@ TAKEN = {
     *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
     *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),
     # evaluations.jsonl: the options of the evaluation.
-    *("data", "ways", "shots", "eval_queries", "eval_inner_steps"),
+    *("data", "images", "ways", "shots", "eval_queries", "eval_inner_steps"),
     # test_tasks.csv: which task it is.
     *("seed", "index"),
 }

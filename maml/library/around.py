@@ -1,10 +1,9 @@
 """Make one of the program's learners around a user's module."""
 
-import copy
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from maml.errors import UserError
 from maml.learners import Learner
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
+from maml.library.copying import copied
 from maml.networks.headless import in_short
 from maml.networks.ordinary import check_parameters, explicit
 
@@ -73,7 +73,20 @@ def in_random_orders(learner: Learner, tasks: list[Task], seed: int) -> list[Tas
 
 def as_function(loss: Loss) -> Loss:
     """Return a module as a function, so that the learner neither holds, casts nor copies it."""
-    return loss if not isinstance(loss, nn.Module) else lambda outputs, y: loss(outputs, y)
+    return loss if not isinstance(loss, nn.Module) else _OfModule(loss)
+
+
+class _OfModule:
+    """A loss that is a module, which all copies share."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        self.loss = loss
+
+    def __call__(self, outputs: Tensor, y: Tensor) -> Any:
+        return self.loss(outputs, y)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
 
 
 def _facts(kind: type) -> registry.LearnerFacts:
@@ -121,18 +134,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
-    shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
-    for part in module.modules():
-        tensors = [t for t in vars(part).values() if isinstance(t, torch.Tensor)]
-        # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
-        made = bool(part._forward_pre_hooks)
-        shared |= {id(t): t.detach() if made else t for t in tensors if made or t.is_leaf}
-    try:
-        network = copy.deepcopy(module, shared)
-    except RuntimeError as error:
-        line = " ".join(str(error).split())
-        raise UserError(f"module: it cannot be copied ({line})") from error
-    network = _as_written(network)
+    network = _as_written(copied(module))
     check_parameters(network, type(module).__name__)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]

@@ -9,11 +9,11 @@ from maml.errors import UserError
 from maml.learners import Learner
 from maml.metagradient.reading import ForeignError
 from maml.networks.calls import lost_writes
-from maml.networks.ordinary import own_name
+from maml.networks.ordinary import ExplicitNorm, own_name
 from maml.params import Params
 
-Learning: TypeAlias = list[tuple[str, nn.Parameter, bool]]
-"""Each parameter of a network, with its name, and whether it learns."""
+Learning: TypeAlias = list[tuple[str, nn.Parameter, bool | None]]
+"""Each parameter of a network, with its name, and whether it learns; None: it is a statistic."""
 
 
 def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
@@ -23,9 +23,10 @@ def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
             learner.checked_way(params, tasks, phase)
     except ForeignError as error:
         raise UserError(
-            "the loss reads a parameter that is not the module's, which cannot learn here: put it "
-            "into the module (layers in a Python list: into nn.ModuleList), or take an outer loss "
-            "of your own by adapt()"
+            "the loss reads a parameter that is not the module's, or not by calling the module, "
+            "which cannot learn here: put it into the module (layers in a Python list: into "
+            "nn.ModuleList) and let forward return what the loss needs of it, or take an outer "
+            "loss of your own by adapt()"
         ) from error
 
 
@@ -34,13 +35,24 @@ def begin_learning(learner: Learner) -> Learning:
     network = learner.network
     for name in learner.frozen:
         network.get_parameter(name).requires_grad_(False)
-    return [(own_name(network, n), p, p.requires_grad) for n, p in network.named_parameters()]
+    norms = [module for module in network.modules() if isinstance(module, ExplicitNorm)]
+    running = {id(tensor) for norm in norms for tensor in (norm.running_mean, norm.running_var)}
+    return [
+        (own_name(network, n), p, None if id(p) in running else p.requires_grad)
+        for n, p in network.named_parameters()
+    ]
 
 
 def check_learning(learning: Learning) -> None:
-    """Refuse a change of what is frozen, unless all is: then the network only adapts."""
+    """Refuse a change of what is frozen, unless all is: then the network only adapts.
+
+    Freeze statistics again, as ``learner.requires_grad_()`` unfreezes them, too.
+    """
+    for _, parameter, learns in learning:
+        if learns is None:
+            parameter.requires_grad_(False)
     for name, parameter, learns in learning:
-        if parameter.requires_grad != learns and any(p.requires_grad for _, p, _ in learning):
+        if bool(learns) != parameter.requires_grad and any(p.requires_grad for _, p, _ in learning):
             raise UserError(
                 f"{name} was {'frozen' if learns else 'unfrozen'} after the learner was made; "
                 "the inner loop would not follow: make the learner again; it shares the tensors"

@@ -11,6 +11,7 @@ from maml.errors import UserError
 from maml.learners import Learner
 from maml.library.inputs import as_tensor
 from maml.metagradient import unrolled
+from maml.networks.calls import alone_with
 from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params
@@ -44,8 +45,9 @@ class FastModule(nn.Module):
         if batch_statistics not in get_args(BatchStatistics):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
         (learner,), x = self._learner, as_tensor(x)
-        with switched(learner.network, training=self.training):
-            if not learner._is_own("answers"):
+        network = learner.network
+        with alone_with(network), switched(network, training=self.training):
+            if not learner.inherits("answers"):
                 # `answers` does not read the queries' targets, so empty targets are enough.
                 task = self._support._replace(query_x=x, query_y=self._support.support_y[:0])
                 return learner.answers(self.params, task)[batch_statistics == "support"]
@@ -63,7 +65,8 @@ class FastModule(nn.Module):
             UserError: if the network has no separate output layer.
         """
         (learner,) = self._learner
-        with switched(learner.network, training=self.training):
+        network = learner.network
+        with alone_with(network), switched(network, training=self.training):
             return learner.features_of(self.params, as_tensor(x))[0]
 
     def network_state(self) -> Params:

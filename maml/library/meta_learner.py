@@ -18,6 +18,7 @@ from datasets.generators import kept
 from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
+from maml.execution.threads import copied
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import checking, distribution
@@ -26,6 +27,7 @@ from maml.library.around import Loss, as_function, in_random_orders, learner_aro
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
+from maml.library.waiting import Waiting
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -38,7 +40,7 @@ TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
-class MetaLearner(nn.Module):
+class MetaLearner(Waiting):
     """A meta-learner around a module. It contains the program's learner of the same name.
 
     Its parameters are the module's own tensors and all further meta-parameters. A call with tasks
@@ -222,12 +224,13 @@ class MetaLearner(nn.Module):
     def _measuring(self, tasks: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs."""
         x, y = tasks[0].query_x[0], tasks[0].query_y[0]
-        if y.is_floating_point() and self._of_classes:
+        of_numbers = y.is_floating_point() or y.is_complex()
+        if of_numbers and self._of_classes:
             raise UserError(
                 f"task 0: query_y is {y.dtype}, and the default loss is of classes; "
                 "give loss=torch.nn.functional.mse_loss, or another one"
             )
-        classes = 0 if y.is_floating_point() else self._classes(x, y)
+        classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
             for part, (of_x, of_y) in (("support", task[:2]), ("query", task[2:])):
                 self._check_labels(f"task {i}: {part}_y", of_x[0], of_y[0])
@@ -267,8 +270,8 @@ class MetaLearner(nn.Module):
 
     def _outputs(self, x: Tensor) -> Any:
         """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
-        learner = self.learner
-        with torch.no_grad(), kept(), switched(learner.network, training=False):
+        learner, network = self.learner, self.learner.network
+        with torch.no_grad(), kept(), alone_with(network), switched(network, training=False):
             params = unadapted(learner, learner.meta_parameters()).params
             return learner.call_network(params, x)[0]
 
@@ -333,30 +336,20 @@ class MetaLearner(nn.Module):
         """
         given, params = as_tasks(tasks, self._dtype), self.learner.meta_parameters()
         rows: list[dict[str, Tensor]] = [{}] * len(given)
-        with switched(self.learner.network, training=False):
-            for learner, places in self._of_each_size(given):
-                some, own = [given[i] for i in places], copy.copy(learner)
-                if steps is not None:
-                    own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
-                where = [draws.Address(0, "", i) for i in places]
+        for learner, places in self._of_each_size(given):
+            # Another thread may train the learner meanwhile, with dropout: switch a copy.
+            with alone_with(learner.network):
+                own = copied(learner) or copy.copy(learner)
+            if steps is not None:
+                own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
+            some, where = [given[i] for i in places], [draws.Address(0, "", i) for i in places]
+            with switched(own.network, training=False):
                 found = one_by_one.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )
-                for i, row in zip(places, found, strict=True):
-                    rows[i] = row
+            for i, row in zip(places, found, strict=True):
+                rows[i] = row
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
-
-    # A call puts a task's tensors into the network. So these methods wait for calls to end.
-
-    def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return what torch's method returns."""
-        with alone_with(self.learner.network):
-            return iter([*super().named_parameters(*given, **named)])
-
-    def state_dict(self, *given: Any, **named: Any) -> Any:
-        """Return what torch's method returns."""
-        with alone_with(self.learner.network):
-            return super().state_dict(*given, **named)
 
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation. Batch norms keep the mode of their creation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
@@ -87,15 +88,18 @@ def load(
 
 def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
     """Return the run directory and the file to `load`; None: a checkpoint of that directory."""
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))
     if path.is_dir():
         return path, None
     if not path.exists():
         raise UserError(f"{path}: no such run directory or checkpoint")
     if iteration is not None:
         raise UserError(f"{path}: a file is one iteration; for another, give the run directory")
-    own = path.absolute().parent
-    return (own if path.name == RECORDED else own.parent), path
+    for file in (path.absolute(), path.resolve()):  # a link may be elsewhere, or lead elsewhere
+        run_dir = file.parent if file.name == RECORDED else file.parent.parent
+        if (run_dir / "config.yaml").exists():
+            return run_dir, file
+    return run_dir, file
 
 
 class Model:

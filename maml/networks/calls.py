@@ -92,10 +92,12 @@ def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
         _local.written = None
 
 
-def _differs(network: nn.Module, name: str, now: Tensor) -> bool:
+def _differs(network: nn.Module, name: str, now: Tensor | None) -> bool:
     before = network.get_buffer(name)
     if not before.is_floating_point() or before.layout != torch.strided:
         return False
+    if not isinstance(now, Tensor) or now.shape != before.shape:
+        return True
     return not torch.equal(before.nan_to_num(), now.nan_to_num())
 
 

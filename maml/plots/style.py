@@ -58,12 +58,10 @@ def finish(axis: Any, x: str, y: str, *, metric: str = "") -> None:
     handles, labels = axis.get_legend_handles_labels()
     if handles:
         once = {textwrap.fill(label, WIDEST): h for label, h in zip(labels, handles, strict=True)}
-        legend = axis.legend(
+        axis.legend(
             once.values(), once, fontsize=8, frameon=False, loc="lower left", borderaxespad=0.3,
             bbox_to_anchor=(0, 1), ncols=max(1, WIDEST // (max(map(len, labels)) + 8)),
         )  # fmt: skip
-        for text in legend.get_texts():
-            text.set_parse_math(False)  # a user's label may contain a $
 
 
 def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
@@ -73,7 +71,12 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
     and no creation date, so the same picture gives the same file. Its text stays text (TrueType).
     """
     import matplotlib
+    from matplotlib.text import Text
 
+    for text in drawn.findobj(Text):
+        # A user's text may contain a $. Only a log axis writes formulas, perhaps later.
+        if (said := text.get_text()) and r"\mathdefault{" not in said:
+            text.set_parse_math(False)
     title = textwrap.fill(
         drawn.get_suptitle(), int(12 * drawn.get_figwidth()), break_on_hyphens=False
     )
@@ -81,8 +84,7 @@ def save(drawn: Any, path: Path, *, pdf: bool = True) -> Path:
     taller = max((each.get_window_extent().height / drawn.dpi for each in legends), default=0)
     drawn.set_figheight(drawn.get_figheight() + taller + 0.17 * title.count("\n"))
     for kind in ("png", "pdf") if pdf else ("png",):
-        above = drawn.suptitle(title if kind == "png" else "", fontsize=10)
-        above.set_parse_math(False)
+        drawn.suptitle(title if kind == "png" else "", fontsize=10)
         picture = io.BytesIO()
         metadata = {"CreationDate": None} if kind == "pdf" else None
         with matplotlib.rc_context({"pdf.fonttype": 42}):

@@ -1,6 +1,7 @@
 """How a command ends: one line for bad input, an exit code, and no hang."""
 
 import contextlib
+import io
 import json
 import os
 import resource
@@ -28,6 +29,8 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     only rank 0 prints it. Another rank prints an input error that rank 0 does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
     try:
         code = _within_limits(main, arguments)
     except UserError as error:

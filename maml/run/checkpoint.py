@@ -118,8 +118,8 @@ def save(path: Path, content: dict[str, Any]) -> None:
 
 def check_finite(content: dict[str, Any], path: Path) -> None:
     """Raise `DamagedError` for NaN or inf: such a weight would never move again, unnoticed."""
-    for part in ("model", "optimizer"):
-        tensors = filter(torch.is_tensor, pytree.tree_leaves(content[part]))
+    for part in ("model", "optimizer", "best"):
+        tensors = filter(torch.is_tensor, pytree.tree_leaves(content.get(part)))
         if not all(tensor.isfinite().all() for tensor in tensors):
             raise DamagedError(f"{path}: its {part} holds numbers that are not finite")
 

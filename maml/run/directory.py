@@ -149,7 +149,7 @@ def config_here(run_dir: Path, data_root: str | None, device: str | None, *, tru
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write one JSON object to a file, indented for people."""
-    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from maml.errors import UserError
 
-TEXTS = ("split", "data", "time", "reason", "action")
+TEXTS = ("split", "data", "images", "time", "reason", "action")
 """The fields of a row that may hold text."""
 
 TESTED = "test_tasks.csv"

@@ -1,6 +1,7 @@
 """The sides of a comparison: a learner's runs of all seeds, with each test task's score."""
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,10 +144,10 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
 
 def _split(asked: str) -> tuple[Path, str]:
     """Return the path of ``PATH:name=value,…``, and the text of the values."""
-    path, text = asked, ""
-    if found := re.fullmatch(r"(.*?):([\w-]+=.*)", asked):
+    path, text = os.path.expanduser(asked), ""
+    if (found := re.fullmatch(r"(.*?):([\w-]+=.*)", path)) and not Path(path).is_dir():
         path, text = found.groups()
-    return Path(path).expanduser(), text
+    return Path(path), text
 
 
 def _field(name: str) -> str:

@@ -113,7 +113,11 @@ def find(folder: Path) -> list[Run]:
 
 
 def folders(folder: Path) -> list[Path]:
-    """Return the folders of all records in ``folder``, incomplete records included."""
+    """Return the folders of all records in ``folder``, incomplete records included.
+
+    Leave out hidden folders, in which `launch.record` makes a record.
+    """
     made = {path.parent for path in folder.glob("**/record.json")}
     tested = {path.parent for path in folder.glob("**/result.json")}
-    return sorted(made | {path for path in tested if path.name.startswith("seed-")})
+    found = made | {path for path in tested if path.name.startswith("seed-")}
+    return sorted(p for p in found if not any(n[0] == "." for n in p.relative_to(folder).parts))

@@ -112,6 +112,7 @@ def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
             f"give {spelled(others)}, or --resume never and another --run-dir"
         )
     checkpoint.check_model(saved, params, str(path))
+    checkpoint.check_model(checkpoint.tested(saved), params, f"{path}: its best model")
     if saved["iteration"] > config.iterations:
         length = "iterations" if config.epochs is None else "epochs"
         made = f"{path} was made after iteration {saved['iteration']}"

@@ -11,7 +11,12 @@ from datasets.locks import HeldError, Lock
 from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
-from maml.evaluation.scores import check_headline, check_own_tasks, same_classes
+from maml.evaluation.scores import (
+    check_answers,
+    check_headline,
+    check_own_tasks,
+    same_classes,
+)
 from maml.learners.data import class_names
 from maml.processes.setup import choose_device, init_process, settled
 from maml.processes.world import World
@@ -52,7 +57,9 @@ class Setup:
             self.worker.evaluation(split)
             line = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines.append(line)
-        self.lines += [same_classes(self.worker, splits), _too_few_to_keep(self.config)]
+        learner = self.worker.learner
+        self.lines += [check_answers(learner), same_classes(self.worker, splits)]
+        self.lines.append(_too_few_to_keep(self.config))
         self.lines += check_own_tasks(self.worker, splits, trains=True)
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)

@@ -23,7 +23,7 @@ from maml.config.cli import parse
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
-from maml.evaluation.scores import same_classes
+from maml.evaluation.scores import check_answers, same_classes
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
@@ -550,8 +550,12 @@ def test_a_class_in_two_splits_is_said(write: Write) -> None:
 
 
 def test_a_learner_learns_what_it_hands_to_its_losses(write: Write) -> None:
-    config = parse([*IMAGES, "--learner", f"{write(NETWORKS)}:Warmer"])
-    learner = Worker(config, torch.device("cpu")).learner
+    """A query loss has no part in tests, and one line says so."""
+    module = write(NETWORKS)
+    short = build_learner(parse([*IMAGES, "--learner", f"{module}:Short"]))
+    assert "Short: query_loss is yours; tests score" in check_answers(short)
+    learner = Worker(parse([*IMAGES, "--learner", f"{module}:Warmer"]), torch.device("cpu")).learner
+    assert not check_answers(learner)
     tasks = learner.open_tasks("train").tasks(torch.arange(2))
     found = learner.outer_gradient(learner.meta_parameters(), tasks)
     assert found.gradients["temp"].abs() > 1e-6

@@ -163,7 +163,7 @@ def _among(values: list[Any]) -> CategoricalDistribution:
     for value in values:
         if not isinstance(value, str | int | float | None):
             raise ValueError(f"{value!r} is no value of a flag")
-    return CategoricalDistribution(list({repr(value): value for value in values}.values()))
+    return CategoricalDistribution(list(dict.fromkeys(values)))  # Optuna, too, takes 1 for 1.0
 
 
 def _between(min: Any, max: Any, *, log: bool = False, q: float | None = None) -> FloatDistribution:

@@ -26,6 +26,7 @@ from maml import predict
 from maml.config.presets import with_values
 from maml.learners import build_learner
 from maml.plots.tasks import panel
+from maml.run.files import read_rows
 from tests.launching import run
 from tests.runs import glyphs, sinusoid, supervised, train
 
@@ -168,6 +169,13 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
     assert classes == {"train": ["train/a", "train/b"], "test": ["test/c", "test/d"]}
     model = maml.load(tmp_path / "run")
     assert model.image_shape == (3, 32, 32)
+    other = shutil.copytree(tmp_path / "mine", tmp_path / "other")
+    shutil.copy(other / "test/d/0.png", other / "test/c/0.png")
+    for root in ("mine", "other"):  # the watcher tells them apart
+        options = ["--watch", "--tasks", "2", "--poll", "0.1", "--data-root", str(tmp_path / root)]
+        assert evaluation.main([str(tmp_path / "run"), *options]) == 0
+    mine, others = read_rows(tmp_path / "run/evaluations.jsonl")
+    assert mine["images"] != others["images"]
     found = read_images(tmp_path / "mine" / "test", 32, "rgb")
     files = [Image.open(path) for path in found.files]
     arrays, labels = found.pixels, list("cccddd")
@@ -213,6 +221,8 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     assert (maml.load(run_dir).iteration, maml.load(str(run_dir), 2).iteration) == (4, 2)
     file = run_dir / "checkpoints" / "iteration-00000002.pt"
     assert maml.load(file).iteration == 2
+    (tmp_path / "newest.pt").symlink_to(file)
+    assert maml.load(tmp_path / "newest.pt").iteration == 2
     with pytest.raises(maml.UserError, match=r"^iteration 3: there is no .* of 2, 4$"):
         maml.load(run_dir, iteration=3)
     rows = [
@@ -225,7 +235,7 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(maml.UserError, match="a file is one iteration"):
         maml.load(file, iteration=4)
     with pytest.raises(maml.UserError, match="no such run directory or checkpoint"):
-        maml.load(tmp_path / "missing")
+        maml.load("~no-such/run")
     with pytest.raises(maml.UserError, match="not a run directory"):
         maml.load(tmp_path)
     damaged = Path(shutil.copytree(run_dir, tmp_path / "damaged"))

@@ -1,7 +1,6 @@
 """The command line: turn ``PRESET --flag value …`` into a `Config`, with one-line errors."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import get_type_hints
 
 from maml.config import FLAGS, Config, flag, saved, user_path

@@ -27,6 +27,7 @@ BRIEF = [
 
 SOURCE = '''
 import math
+from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -63,6 +64,15 @@ CHANGES = {
 }
 def bad(split, change, at=5, of="train"):
     return Drawn(split, image, CHANGES[change] if split == of else None, at)
+
+WAYS = {
+    "space": lambda t: SimpleNamespace(**t._asdict()),
+    "dicts": lambda t: [dict(zip(t._fields, one)) for one in zip(*t)],
+    "short": lambda t: [one[:3] for one in zip(*t)],
+}
+def given(split, way):
+    drawn = images(split)
+    return drawn.remade(lambda ids: WAYS[way](drawn.tasks(ids)))
 
 KINDS = {
     "int32": lambda x, y: (x, y.int()),
@@ -150,6 +160,14 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str) -> None:
     else:
         with pytest.raises(UserError, match=line):
             maml.episodes(data, "train").tasks([4, 5])
+
+
+def test_a_task_of_another_type_has_the_parts_or_is_one_line(own: str) -> None:
+    found, same = (maml.episodes(f"{own}:{f}", "test") for f in ("given(way='space')", "images"))
+    assert torch.equal(found.tasks([3]).query_x, same.tasks([3]).query_x)
+    for way, kind in {"dicts": "dict", "short": "tuple"}.items():
+        with pytest.raises(UserError, match=rf"test task 0 of .*: {kind} without a tensor support"):
+            maml.episodes(f"{own}:given(way='{way}')", "test").tasks([0])
 
 
 def test_before_training_task_0_of_every_split_is_looked_at(own: str, tmp_path: Path) -> None:

@@ -464,7 +464,8 @@ def test_lazy_and_shared_layers_and_subclasses_of_ours_train(name: str, write: W
 
 DATA = """
 import numpy as np
-from datasets import Examples
+import torch
+from datasets import Examples, ImageClasses
 from datasets.sinusoid import Sinusoid
 def colours(split):
     return [np.full((6, 8, 10, 3), 20 * label, np.uint8) for label in range(5)]
@@ -478,7 +479,9 @@ def unequal(split):
 def apart(split):
     dice = np.random.default_rng(len(split))
     return {f"{split} {i}": dice.integers(0, 255, (6, 8, 8)).astype(np.uint8) for i in range(5)}
-def forgetful(split): return apart("train")
+def forgetful(split):
+    images = torch.from_numpy(np.concatenate([*apart("train").values()]))
+    return ImageClasses.in_order(images, [6] * 5, [*apart("train")])
 def one_text(split): return {1: np.zeros((2, 8, 8), np.uint8), "1": np.zeros((2, 8, 8), np.uint8)}
 def numbers(split): return labelled(split)._replace(images=np.zeros((12, 8, 8)))
 def from_one(split): return labelled(split)._replace(labels=np.arange(12) % 5 + 1)

@@ -49,6 +49,15 @@ def test_tasks_are_what_the_layout_says_image_by_image(small_images, rotate, dty
                 assert torch.equal(found, torch.from_numpy(expected.copy()).to(dtype) / 255)
 
 
+def test_a_division_does_not_depend_on_how_a_disk_encodes_accents():
+    def division(*names):
+        found = ImageClasses.in_order(np.zeros((4, 9, 9), np.uint8), [2, 2], names)
+        return FewShotImages(found, split="test", ways=2, shots=1, queries=1, seed=0).division
+
+    assert division("a", "\u00e9") == division("a", "e\u0301") == "5e61b4c352575f47"
+    assert division("a", "caf\udce9") != division("a", "caf")  # not UTF-8
+
+
 def few_shot() -> FewShotImages:
     return episodes(np.random.default_rng(0).integers(0, 256, (30, 20, 9, 9), dtype=np.uint8))
 

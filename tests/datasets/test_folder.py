@@ -247,3 +247,7 @@ def test_images_without_classes_to_predict(tmp_path):
     shade(tmp_path / "queries" / "class" / "a.png", 1)
     with pytest.raises(DataError, match=r"holds images \(00.png\) and folders \(class\)"):
         read_images(tmp_path / "queries", 6, "grey")
+    shade(tmp_path / "named" / "e\u0301" / "a.png", 1)
+    assert read_images(tmp_path / "named", 6, "grey").labels == ["\u00e9"]
+    with pytest.raises(DataError, match="~no-such/x: cannot be read"):
+        read_images("~no-such/x", 6, "grey")

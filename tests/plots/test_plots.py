@@ -133,10 +133,15 @@ def test_legends_are_beside_axes_that_keep_their_size(there: Path, tmp_path: Pat
 def test_a_pdf_has_no_title_and_no_date(tmp_path: Path) -> None:
     made = []
     for title in ("a title", ""):
-        figure, _ = style.figure()
+        figure, ((axis,),) = style.figure()
         figure.suptitle(title)
+        # A name is no formula; the ticks of a log axis are.
+        axis.text(0.5, 0.5, "$^$")
+        axis.set(title="US$_$", xscale="log", xlim=(1, 100))
+        axis.set_yticks([0.5], ["$^$"])
         png = style.save(figure, tmp_path / "picture")
         made.append((png.read_bytes(), png.with_suffix(".pdf").read_bytes()))
+        assert axis.get_xticklabels()[1].get_parse_math()
     assert made[0][0] != made[1][0] and made[0][1] == made[1][1]
 
 

@@ -11,7 +11,7 @@ import torch
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
 from maml.run import provenance
-from maml.run.directory import choose, write_config
+from maml.run.directory import choose, read_json, write_config, write_json
 from maml.run.files import read_tasks
 from tests.runs import glyphs, metrics, result, sinusoid, train
 
@@ -107,6 +107,11 @@ def test_a_date_in_config_yaml_is_text(tmp_path: Path) -> None:
     write_config(tmp_path, config)
     path.write_text(re.sub("- time: .*", "- time: 2026-11-27 10:00:00", path.read_text()))
     assert write_config(tmp_path, config)[0]["time"] == "2026-11-27 10:00:00"
+
+
+def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
+    write_json(tmp_path / "result.json", {"init": "caf\udce9"})
+    assert read_json(tmp_path / "result.json") == {"init": "caf\udce9"}
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,15 @@ def said(directory: Path, state: str, iteration: int = 7) -> Callable[[], None]:
     return lambda: run_directory.write_status(directory, state, iteration)
 
 
+def test_a_damaged_one_may_be_written_again(directory: Path, play: Any) -> None:
+    path = numbered_checkpoint(directory, 4)
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    said(directory, "training")()
+    play(lambda: path.write_bytes(whole), said(directory, "finished"))
+    assert command(directory) == 0 and iterations(directory) == [2, 6, 7, 4]
+
+
 def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> None:
     """A resumed training has other queries; NFS shows files late, or a checkpoint never."""
     config = (directory / "config.yaml").rename(directory / "late.yaml")

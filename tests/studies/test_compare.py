@@ -147,6 +147,8 @@ def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
         sweep.end(trial, "finished", 0.5)
     for values in ("inner_lr=0.1", "inner-lr=1e-1,my-part=a", "adapt=*,@norm=0,my_part=a"):
         assert arms.read(f"{sweep.folder}:{values}", None).first.config.inner_lr == 0.1
+    own = made(tmp_path / "at 12:lr=1")  # a folder whose name looks so
+    assert arms.read(str(own), None).first.path == own
     with pytest.raises(UserError, match=r"these values: inner_lr=.0\.4,part=a."):
         arms.read(f"{sweep.folder}:inner_lr=0.4,part=a", None)
 
@@ -156,6 +158,7 @@ def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
     [
         (["{}/trials/0", "{}/trials/0"], "named twice"),
         (["{}/trials/0", "{}/nowhere"], "nowhere is no folder"),
+        (["{}/trials/0", "~no-such/x"], "~no-such/x is no folder"),
         (["{}/trials/0", "{}"], "differ in inner_lr: name one, as in .*:inner_lr=0.1"),
         (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
         (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),

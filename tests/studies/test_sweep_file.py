@@ -74,6 +74,11 @@ DRAWN = {
 }
 
 
+def test_equal_values_are_one(tmp_path: Path) -> None:
+    parameters = {"inner_lr": {"values": [1, 1.0, 2]}}
+    assert file.read(written(tmp_path, parameters=parameters)).size == 2
+
+
 def test_distributions_are_theirs(tmp_path: Path) -> None:
     """The right share of 300 draws lies below each of W&B's quantiles."""
     params = pytest.importorskip("sweeps.params", reason="W&B's package needs Python below 3.13")

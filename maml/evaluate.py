@@ -135,11 +135,11 @@ class RunEvaluator:
             # The run's root holds the user's own images, so another data set has the default root.
             asked["data_root"] = Config().data_root
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
-        checks.check(config)
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
                 f"--steps {options.steps}: --learner {config.learner} takes no inner step"
             )
+        checks.check(config, self._of_run)  # refuses what has no effect, as --shots of a classifier
         # Selects the accuracy that is the headline and that chooses checkpoints.
         self.transductive = config.transductive and not options.non_transductive
         return config

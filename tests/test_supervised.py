@@ -45,6 +45,9 @@ def test_the_preset_from_command_to_result(
     (row,) = map(json.loads, (tmp_path / "evaluations.jsonl").read_text().splitlines())
     for name in ("accuracy", "precision@1", "precision@5", "precision@1_ci95", "tasks"):
         assert row[name] == found[name], name
+    for flag, says in (("--steps", "takes no inner step"), ("--shots", "is not for --learner su")):
+        with pytest.raises(UserError, match=f"^{flag} 2.* {says}"):
+            evaluation.main([str(tmp_path), flag, "2"])
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -11,12 +11,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def closed_copy(module: M, memo: dict[int, Any]) -> M:
-    """Return a deep copy of a module; ``memo`` is ``{id: value}`` of what both share.
+    """Return a deep copy that shares all tensors, and the values of ``memo``, ``{id: value}``.
 
     `copy.deepcopy` keeps functions, as ``lambda x: x * self.scale``, and weak references. Here they
     lead to the copied modules, if they are attributes, hooks, or in a list or dictionary. Both also
     share hooks that are no methods of a module: the user may read what these keep.
     """
+    # Not `parameters`: in a by-reference clone, parameters are plain tensors.
+    own = [(*part._parameters.values(), *part._buffers.values()) for part in module.modules()]
+    memo |= {id(tensor): tensor for some in own for tensor in some if tensor is not None}
     memo |= {id(hook): hook for part in module.modules() for hook in own_hooks(part)}
     made = copy.deepcopy(module, memo)
     for part in made.modules():

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -100,12 +100,8 @@ def _copies(owner: M, count: int) -> list[M]:
 
 def copied(owner: M) -> M | None:
     """Return a copy that shares all tensors; None if the owner cannot be copied."""
-    shared: dict[int, Any] = {
-        id(t): t for m in owner.modules() for t in (*m._parameters.values(), *m._buffers.values())
-        if t is not None
-    }  # fmt: skip
     try:
-        return closed_copy(owner, shared)
+        return closed_copy(owner, {})
     except Exception:
         return None
 

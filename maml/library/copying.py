@@ -15,7 +15,7 @@ def copied(module: nn.Module) -> nn.Module:
     Raises:
         UserError: for a module that cannot be copied.
     """
-    shared: dict[int, Any] = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    shared = dict[int, Any]()
     for path, part in module.named_modules():
         if isinstance(part, jit.ScriptModule):
             raise UserError(

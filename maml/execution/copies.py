@@ -22,6 +22,9 @@ def closed_copy(module: M, memo: dict[int, Any]) -> M:
     memo |= {id(tensor): tensor for some in own for tensor in some if tensor is not None}
     memo |= {id(hook): hook for part in module.modules() for hook in own_hooks(part)}
     made = copy.deepcopy(module, memo)
+    shared = [type(part).__name__ for part in {*made.modules()} & {*module.modules()}]
+    if shared:
+        raise TypeError(f"the copy of its {shared[0]} is the {shared[0]} itself")
     for part in made.modules():
         held = [value for value in vars(part).values() if isinstance(value, list | dict)]
         for place in (vars(part), *held):

@@ -36,18 +36,20 @@ def spread(
     items: Sequence[Item],
     *,
     alone: bool = False,
+    several: bool = True,
     copying: AbstractContextManager[object] | None = None,
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
     With several threads, the function gets a copy of ``owner`` and may change only this copy.
     ``alone``: one thread with one core computes all items, because each draw depends on the draws
-    before. ``copying`` is held only while the owner is copied: the function may need it.
+    before. Without ``several``, one thread with all cores computes them. ``copying`` is held only
+    while the owner is copied: the function may need it.
     """
     # Autocast and the default device are settings of the calling thread only. Tasks on a GPU would
     # share it, so one thread computes them.
     devices = {torch.get_default_device().type, *(p.device.type for p in owner.parameters())}
-    several = not alone and devices == {"cpu"} and not torch.is_autocast_enabled("cpu")
+    several &= not alone and devices == {"cpu"} and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     # Fused attention has no second derivative. This setting applies to all threads.
     with sdpa_kernel(SDPBackend.MATH):

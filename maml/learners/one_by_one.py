@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from datasets.generators import kept, state
+from maml.execution.outside import is_same, kept_outside
 from maml.execution.threads import spread
 from maml.learners.base import Learner
 from maml.metagradient import draws
@@ -83,7 +84,8 @@ def found_in(
 
     ``tasks`` may be a list of batches of one task, of any sizes, which are computed one by one.
     ``where`` is as in `each`. If a batch fails or draws, tasks are computed one by one from here
-    on. If they draw, set `Learner.draws`, and compute them again by their addresses.
+    on. If they draw, set `Learner.draws`, and compute them again by their addresses. If they write
+    what threads share, set `Learner.shares`, and compute them again by one thread.
     """
     if learner.batching == "vmap" and not isinstance(tasks, list):
         # Torch refuses its own draws in a batch, but not those of numpy and Python. A thread that
@@ -104,11 +106,12 @@ def found_in(
     batching, learner.batching = learner.batching, "tasks"
     try:
         with draws.alone(), kept():
-            before = state()
+            before, outside = state(), kept_outside(learner, learner.criterion)
             found = list(each(learner, function, tasks, where))
             drawn = state() != before
-        if not learner.draws and drawn:
-            learner.draws = True
+        shared = not is_same(outside, kept_outside(learner, learner.criterion))
+        if (drawn and not learner.draws) or (shared and not learner.shares):
+            learner.draws, learner.shares = learner.draws or drawn, learner.shares or shared
             found = list(each(learner, function, tasks, where))
     finally:
         learner.batching = batching
@@ -154,7 +157,8 @@ def each(
             return function(own, item[0])
 
     if not learner.draws:
-        yield from spread(learner, one, placed, copying=alone_with(learner.network))
+        several, copying = not learner.shares, alone_with(learner.network)
+        yield from spread(learner, one, placed, several=several, copying=copying)
         return
     # A checkpointed block draws once more in the backward pass, so the lock covers both passes.
     with draws.alone(), kept():

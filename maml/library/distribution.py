@@ -1,7 +1,9 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
 import os
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from maml.params import ParamLayout, Params
 
+OF_TORCH = vars(nn.Module()).keys()
 _joined = False
 
 
@@ -33,8 +36,13 @@ def distributed() -> int:
 
 @torch.no_grad()
 def same_everywhere(*given: object) -> None:
-    """Give all processes the tensors of rank 0's modules: parameters, buffers and attributes."""
+    """Give all processes what rank 0's modules hold: tensors, and attributes of plain values."""
     modules = [part for each in given if isinstance(each, nn.Module) for part in each.modules()]
+    if _joined:
+        plain = [[_plain(part) for part in modules]]
+        dist.broadcast_object_list(plain, 0)
+        for part, values in zip(modules, plain[0], strict=True):
+            vars(part).update(values)
     held = pytree.tree_leaves(list(map(vars, modules))) if _joined else []
     for tensor in {id(t): t for t in held if isinstance(t, Tensor)}.values():
         of_first = [tensor.data.cpu().clone()]  # a clone, because a view's whole storage is sent
@@ -43,6 +51,16 @@ def same_everywhere(*given: object) -> None:
             tensor.copy_(of_first[0])
         except RuntimeError:  # made by `expand`, say
             tensor.data = of_first[0].to(tensor.device)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """Return a module's own attributes that hold numbers, text and arrays alone."""
+    kinds = int, float, complex, str, bytes, np.ndarray, np.generic
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in OF_TORCH and all(isinstance(v, kinds) for v in pytree.tree_leaves(value))
+    }
 
 
 def part(n: int) -> range:

@@ -2,11 +2,11 @@
 
 A call swaps these tensors into the network and out again, so only one thread at a time calls a
 network. The backward pass computes a block under ``torch.utils.checkpoint`` again, and would then
-silently use wrong tensors. So each checkpoint remembers the tensors of its call, by torch's
-``context_fn``. A user's own ``context_fn`` replaces this one.
+silently use wrong tensors. So each checkpoint remembers the tensors of its call.
 """
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -141,8 +141,10 @@ def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
 class _Again(AbstractContextManager[None]):
     """A context that restores the network's state at a checkpoint, for each recomputation."""
 
-    def __init__(self, network: nn.Module, tensors: dict[str, Tensor]) -> None:
-        self._network, self._tensors = network, tensors
+    def __init__(
+        self, network: nn.Module, tensors: dict[str, Tensor], users: AbstractContextManager[Any]
+    ) -> None:
+        self._network, self._tensors, self._users = network, tensors, users
         self._tape: Tape = getattr(network, "tape", None) or Tape()  # else an unused tape
         self._place = self._tape.given, list(self._tape.used)
 
@@ -154,22 +156,38 @@ class _Again(AbstractContextManager[None]):
         self._stack.enter_context(_calling(self._network, self._tensors))
         self._stack.callback(self._tape.begin, self._tape.given, list(self._tape.used))
         self._tape.begin(*self._place)
+        self._stack.enter_context(self._users)
 
     def __exit__(self, *error: Any) -> None:
         self._stack.close()
 
 
-def _contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def _remembering(users: Callable[[], Any]) -> Callable[[], Any]:
+    """Return a ``context_fn``: the user's, with the tensors of this call."""
     now = getattr(_local, "now", None)
     if now is None:
-        return contextlib.nullcontext(), contextlib.nullcontext()
-    return remembering(False), _Again(*now)
+        return users
+    network, tensors = now
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        first, again = users()
+        return _both(remembering(False), first), _Again(network, tensors, again)
+
+    return contexts
 
 
+@contextlib.contextmanager
+def _both(ours: AbstractContextManager[Any], users: AbstractContextManager[Any]) -> Iterator[None]:
+    with ours, users:
+        yield
+
+
+@functools.cache
 def _install() -> None:
-    """Make `_contexts` the default of torch's checkpoints; outside of a call nothing changes."""
-    if of_torch.noop_context_fn is not _contexts:
-        # Torch compares with this name to find out whether a user has given a ``context_fn``.
-        of_torch.noop_context_fn = _contexts
-        defaults = of_torch.checkpoint.__wrapped__.__kwdefaults__  # type: ignore[attr-defined]
-        defaults["context_fn"] = _contexts
+    """Let torch's checkpoints use `_remembering`; outside of a call nothing changes."""
+    of_torch_itself = of_torch._checkpoint_without_reentrant_generator_impl
+
+    def checkpoint(*arguments: Any, context_fn: Callable[[], Any], **options: Any) -> Any:
+        return of_torch_itself(*arguments, context_fn=_remembering(context_fn), **options)
+
+    of_torch._checkpoint_without_reentrant_generator_impl = checkpoint  # type: ignore[assignment]

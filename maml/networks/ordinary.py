@@ -8,11 +8,12 @@ mode, as in a frozen pre-trained body, uses its running statistics, which do not
 import contextlib
 import inspect
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrize
 
 from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
@@ -105,7 +106,12 @@ class Ordinary(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.tape = Tape()
-        self.module = _replaced(module, self.tape)
+        for part in module.modules():
+            if isinstance(part, _BatchNorm):
+                _by_tape(part, self.tape)
+            elif isinstance(part, Taped):
+                part.tape = self.tape
+        self.module = module
         self.tied = untie(self)
         head = getattr(module, "head_prefix", None)
         self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
@@ -121,47 +127,74 @@ class Ordinary(nn.Module):
             self.tape.begin(None)
 
 
-class ExplicitNorm(nn.Module):
+class ExplicitNorm(_BatchNorm):
     """Batch normalisation over ``x [E, C, …]`` by the statistics of a tape.
 
-    If ``norm`` was in evaluation mode, the layer uses its running statistics. They are frozen
-    parameters, so a checkpoint has them, and ``--init`` finds them by their name in torch.
+    If the layer was in evaluation mode, it uses its running statistics. They are frozen parameters,
+    so a checkpoint has them, and ``--init`` finds them by their name in torch. A layer becomes one
+    in place, and stays an instance of its class: its network may look for it, or read its sizes.
     """
 
-    def __init__(self, norm: _BatchNorm, tape: Tape) -> None:
-        super().__init__()
-        self.eps, self.tape = norm.eps, tape
-        self.training = self._made_in = norm.training
-        # None if the layer has no scale and shift.
-        self.weight, self.bias = norm.weight, norm.bias
-        self.running_mean: nn.Parameter | None = None
-        self.running_var: nn.Parameter | None = None
-        if not norm.training and norm.running_mean is not None and norm.running_var is not None:
-            self.running_mean = nn.Parameter(norm.running_mean, requires_grad=False)
-            self.running_var = nn.Parameter(norm.running_var, requires_grad=False)
+    tape: Tape
+    made_in: bool
+    _load_from_state_dict = nn.Module._load_from_state_dict  # torch's adds a count of batches
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise ``x``; raise ``RuntimeError`` if the mode has changed."""
-        if self.training != self._made_in:
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalise ``input``; raise ``RuntimeError`` if the mode has changed."""
+        if self.training != self.made_in:
             raise RuntimeError(
                 "forward switches the mode of a batch norm, which keeps the one that it has when "
                 "the network is made: call train() or eval() in __init__"
             )
         if self.running_mean is not None and self.running_var is not None:
             own = self.running_mean, self.running_var
-            return normalise(x, own, self.weight, self.bias, self.eps)[0]
+            return normalise(input, own, self.weight, self.bias, self.eps)[0]
         given = self.tape.next(1)
         pair = None if given is None else given[0]
-        found, used = normalise(x, pair, self.weight, self.bias, self.eps)
+        found, used = normalise(input, pair, self.weight, self.bias, self.eps)
         self.tape.used.append(used)
         return found
 
+    def __reduce__(self) -> Any:
+        kind = next(base for base in type(self).__mro__ if not issubclass(base, ExplicitNorm))
+        return _empty, (kind,), self.__getstate__()
 
-class _WeightNorm(parametrizations._WeightNorm):
-    """Weight normalisation whose second derivative is right: torch's own is not (torch 2.15)."""
 
-    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
-        return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
+_KINDS: dict[type[_BatchNorm], type[ExplicitNorm]] = {}
+
+
+def _explicit_kind(kind: type[_BatchNorm]) -> type[ExplicitNorm]:
+    """Return the class of a batch norm as an `ExplicitNorm`."""
+    return _KINDS.setdefault(kind, type(kind.__name__, (ExplicitNorm, kind), {}))
+
+
+def _empty(kind: type[_BatchNorm]) -> ExplicitNorm:
+    made = _explicit_kind(kind)
+    return made.__new__(made)
+
+
+def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
+    """Turn a batch norm into an `ExplicitNorm`."""
+    for name in ("running_mean", "running_var"):
+        frozen = norm._buffers.pop(name, None)
+        if frozen is not None:
+            frozen = None if norm.training else nn.Parameter(frozen, requires_grad=False)
+        norm.register_parameter(name, frozen)
+    norm.num_batches_tracked = None
+    norm.__class__ = _explicit_kind(type(norm))
+    norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
+    others = [i for i in range(v.dim()) if i != dim]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim >= 0))
+
+
+# Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.
+_OF_TORCH = torch.library.Library("aten", "IMPL")
+for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    _OF_TORCH.impl("_weight_norm", _weight_norm, key)
 
 
 @contextlib.contextmanager
@@ -178,25 +211,6 @@ def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
     finally:  # the others were not touched: another thread may have switched them for a while
         for module in learning:
             module.training = True
-
-
-def _replaced(
-    module: nn.Module, tape: Tape, made: dict[nn.Module, nn.Module] | None = None
-) -> nn.Module:
-    """Return ``module`` with each batch norm, which may be ``module``, replaced."""
-    made = {} if made is None else made
-    if isinstance(module, _BatchNorm):
-        if module not in made:  # a norm in two places is replaced by one norm
-            made[module] = ExplicitNorm(module, tape)
-        return made[module]
-    if isinstance(module, Taped):
-        module.tape = tape
-    if isinstance(module, parametrizations._WeightNorm):
-        return _WeightNorm(module.dim)
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _replaced(child, tape, made)
-    return module
 
 
 # ---- tensors of any network, by name -------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""What a user's code keeps outside of its network's modules: threads would share it.
+
+Each thread calls a copy of the network (`maml.execution.threads`). But a loss that is a module, a
+global, a closure's variable or an attribute of a class exists once. If a call writes there, and
+reads it again, then another thread may write in between.
+"""
+
+import functools
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+Kept: TypeAlias = list[Any]
+"""Values in a fixed order. The list holds them, so that no new value has the address of an old."""
+LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
+MOST = 20_000
+"""Look at no more values than this: a data set may be in reach, too."""
+
+
+def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
+    """Return the values that the code of the owner's modules, and of functions, reaches by name."""
+    own = set(map(id, owner.modules()))
+    waiting: deque[Any] = deque(functions)
+    for part in owner.modules():
+        waiting += [type(part), *filter(callable, vars(part).values())]
+    seen, found = set[int](), Kept()
+    while waiting and len(found) < MOST:
+        value = waiting.popleft()
+        if id(value) not in seen | own:
+            seen.add(id(value))
+            reached = list(_reached(value))
+            waiting += reached
+            found += reached
+    return found
+
+
+def is_same(before: Kept, after: Kept) -> bool:
+    """Return whether nothing was written between two calls of `kept_outside`."""
+    if len(before) != len(after):
+        return False
+    pairs = zip(before, after, strict=True)
+    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in pairs)
+
+
+def _reached(value: Any) -> Iterator[Any]:
+    """Yield what a value leads to, if it is of a user's own code."""
+    if isinstance(value, Tensor):
+        yield value._version
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | deque):
+        yield from value
+    elif isinstance(value, types.MethodType | staticmethod | classmethod):
+        yield from (value.__func__, getattr(value, "__self__", None))
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, property):
+        yield from (value.fget, value.fset)
+    elif isinstance(value, types.FunctionType) and _is_theirs(value):
+        names, code = set[str](), [value.__code__]
+        for each in code:  # it grows by the functions inside
+            names |= set(each.co_names)
+            code += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
+        yield from (value.__globals__[n] for n in sorted(names) if n in value.__globals__)
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # it is empty
+                yield None
+    elif isinstance(value, type):
+        yield from vars(value).values() if _is_theirs(value) else ()
+        yield from value.__bases__
+    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
+        yield from (type(value), *vars(value).values())
+
+
+def _is_theirs(value: Any) -> bool:
+    return (value.__module__ or "").partition(".")[0] not in LIBRARIES

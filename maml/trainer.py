@@ -43,7 +43,7 @@ class Trainer:
                     result = self._test()
                     self.ending.finish()
                     if self.state.speaks:
-                        testing.draw(self.state, self.validations.chosen(), result)
+                        testing.draw(self.state, self.validations.chosen()[1], result)
                 return self.ending.code
             finally:
                 self.state.log.close(failed=not self.ending.done)

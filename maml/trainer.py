@@ -92,9 +92,11 @@ class Trainer:
                 share = run.strategy.meta_step(run.params, ids)
                 with run.changing:
                     self._step(share, ids, began, bar)
-                if run.is_due(config.checkpoint_every):
+                validates = run.is_due(config.eval_every)
+                # Each validated model may be among the best.
+                if run.is_due(config.checkpoint_every) or (validates and config.keep_best):
                     run.save()
-                if run.is_due(config.eval_every):
+                if validates:
                     self.validations.validate(bar, heed_stop)
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:

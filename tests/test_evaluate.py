@@ -118,7 +118,7 @@ def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
     out = capsys.readouterr().out
     assert "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"]) in out
-    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5, .*--checkpoint-every"):
+    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5, .*--eval-every"):
         evaluation.main([str(tmp_path), "--ensemble", "5"])
 
 

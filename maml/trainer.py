@@ -12,6 +12,7 @@ from maml.config.presets import experiment
 from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
+from maml.run.files import read_rows
 from maml.run.log import RunLog
 from maml.training import testing
 from maml.training.ending import Ending
@@ -62,7 +63,6 @@ class Trainer:
         run.begin(start, {"guard": self.guard, "window": self.window, "best": best})
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
-        self.guard.forget_skipped()
         self.is_validated = self.validations.recall()
         run.say(
             f"{experiment(config)}: strategy {config.strategy}, "
@@ -137,6 +137,9 @@ class Trainer:
             run.say(f"testing the model after iteration {iteration}, {why}")
         result = testing.test(run, (iteration, params), self.ending.heed_stop)
         if run.speaks:
-            result |= self.guard.report()
+            result["diverged"] = self.guard.diverged()
+            rows = read_rows(run.dir / "metrics.jsonl")
+            # Training that ends by --stop-after has no row of the last steps.
+            result["skipped"] = sum(row.get("skipped", 0) for row in rows) + self.window.skipped
             directory.write_json(run.dir / "result.json", result)
         return result

@@ -86,9 +86,9 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool], *, mended: bool = False) -> None:
+def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the rows for which ``which`` is false; errors as in `read_rows` and `write_bytes`."""
-    rows = read_rows(path, mended=mended)
+    rows = read_rows(path)
     if not path.is_file():
         return
     text = "".join(json.dumps(row) + "\n" for row in rows if which(row))

@@ -105,24 +105,11 @@ class Guard:
             f"{replay}{advice}{otherwise}"
         )
 
-    def forget_skipped(self) -> None:
-        """Drop the rows of skipped steps after the run's iteration: they may be taken now."""
-        now = self._run.iteration
-        if self._run.speaks:
-            files.keep_rows(
-                rows_of(self._run.dir),
-                lambda row: row["iteration"] <= now or row.get("action") != "skip",
-                mended=True,
-            )
-
-    def report(self) -> dict[str, Any]:
-        """Return ``diverged`` and ``skipped``, entries of result.json for a run that ends now."""
-        verdict = None
+    def diverged(self) -> dict[str, float] | None:
+        """Return the last loss and the first, if a run that ends now has diverged; else None."""
         if self._is_far() and self._beginning is not None:
-            verdict = {"loss": self._loss, "beginning": self._beginning}
-        rows = files.read_rows(rows_of(self._run.dir), mended=True)
-        skipped = {row["iteration"] for row in rows if row.get("action") == "skip"}
-        return {"diverged": verdict, "skipped": len(skipped)}
+            return {"loss": self._loss, "beginning": self._beginning}
+        return None
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain numbers, for its checkpoint."""

@@ -209,6 +209,11 @@ class Window:
         self._sums["skipped"] += 1
         self._sums["seconds"] += seconds
 
+    @property
+    def skipped(self) -> int:
+        """How many steps were not taken."""
+        return int(self._sums["skipped"])
+
     def state(self) -> dict[str, Any]:
         """Return the sums for a checkpoint, because their row may come much later."""
         sums: dict[str, Any] = pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)

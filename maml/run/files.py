@@ -1,6 +1,5 @@
 """Write and read a run's files."""
 
-import contextlib
 import csv
 import io
 import json
@@ -9,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets.whole import written
 from maml.errors import UserError
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
@@ -25,13 +25,10 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; if that fails, raise a UserError that names the file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with written(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 
 

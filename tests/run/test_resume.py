@@ -246,7 +246,7 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
     path = tmp_path / "checkpoints" / "last.pt"
     path.parent.mkdir()
     # The next save removes the file that a kill has left.
-    (path.parent / ".last.pt.12345.tmp").write_bytes(b"half a checkpoint")
+    (path.parent / "last.pt.host.12345.tmp").write_bytes(b"half a checkpoint")
     checkpoint.save(path, whole(1))
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
@@ -261,7 +261,7 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
 def test_killed_while_saving(tmp_path: Path) -> None:
     """SIGKILL in the middle of saves, over and over: there is always a whole checkpoint."""
     code = """
-import os, signal, sys, time
+import os, platform, signal, sys, time
 from pathlib import Path
 import torch
 from maml.run import checkpoint
@@ -277,7 +277,7 @@ for round in range(1, 31):
             model = {"w": torch.full((1_000_000,), float(step))}
             checkpoint.save(path, {"iteration": step, "model": model, **rest})
         os._exit(0)
-    temporary = path.with_name(f".{path.name}.{child}.tmp")
+    temporary = path.with_name(f"{path.name}.{platform.node()}.{child}.tmp")
     deadline = time.monotonic() + 100
     while not temporary.exists() and time.monotonic() < deadline:
         pass

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.components import is_theirs
 from maml.config import Config, checks, registry
 from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
@@ -34,7 +33,6 @@ from maml.evaluation.scores import (
     summary,
     there_are,
 )
-from maml.learners.data import data_contents, kind_of
 from maml.processes.program import run_program
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
@@ -45,7 +43,6 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "ways": ("ways", at_least(1), "classes per task, for learners without parameters of a class"),
     "shots": ("shots", at_least(1), "support examples per class"),
     "queries": ("eval_queries", at_least(1), "query examples per class"),
-    "data": ("data", str, "another data set, of the same kind and shape"),
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """Settings that may differ from the run's own, by flag: field, type, help."""
@@ -130,10 +127,6 @@ class RunEvaluator:
             options.run_dir, options.data_root, options.device, trust=options.trust
         )
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
-        its_own = config.data == "folder" or is_theirs(config.data)
-        if its_own and options.data not in (None, config.data) and options.data_root is None:
-            # The run's root holds the user's own images, so another data set has the default root.
-            asked["data_root"] = Config().data_root
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
@@ -153,7 +146,6 @@ class RunEvaluator:
                 f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
                 f"{self._of_run.ways} classes apart"
             )
-        self._other_kind = self._why_other_kind()
         _say(check_headline(worker, options.split, self.transductive, "--non-transductive"))
         _say("\n".join(check_own_tasks(worker, [options.split], trains=False)))
         asked = ("data", "ways", "shots", "eval_queries", "eval_inner_steps")
@@ -165,22 +157,6 @@ class RunEvaluator:
         }
         if images := worker.evaluation(options.split).content():
             self._question["images"] = images
-
-    def _why_other_kind(self) -> str:
-        """Say how ``--data`` differs in shape or kind from the run's data; "" if it does not.
-
-        Some networks take any size, so their parameters cannot tell.
-        """
-        config, of_run = self.strategy.config, self._of_run
-        if config.data == of_run.data:
-            return ""
-        try:
-            then = kind_of(of_run, data_contents(of_run))
-        except UserError:  # a user's own data, which need not be on this machine
-            return ""
-        now = kind_of(config, self.strategy.worker.learner.contents)
-        told = f"--data {config.data}: it has {now}, but the run's {of_run.data} has {then}"
-        return told if now != then else ""
 
     def prepare(self) -> bool:
         """Build the worker for the run's configuration; return whether there is one yet."""
@@ -234,9 +210,7 @@ class RunEvaluator:
             what = f"{options.run_dir}, after {one['iteration']}"
             checkpoint.check_model(one, learner.meta_parameters(), what)
             warn_of_edits(self.strategy.config, one, self._warned)
-        if self._other_kind:
-            raise UserError(self._other_kind)
-        if contents[0].get("division") is not None and options.data is None:
+        if contents[0].get("division") is not None:
             # Open the training split with the run's settings, not with those of this evaluation.
             learner = copy.copy(learner)
             learner.config = self._of_run

@@ -1,12 +1,10 @@
 """A worker: takes a trial, runs its command to the end, and takes the next."""
 
 import contextlib
-import ctypes
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -34,8 +32,7 @@ PATIENCE = 60.0
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
 say = partial(print, flush=True)
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_end_with_the_parent = torch.multiprocessing._prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 
 def share(whole: list[T], worker: int, workers: int) -> list[T]:
@@ -116,9 +113,11 @@ class Workers:
             with open(trial.log, "ab") as log:
                 log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
                 log.flush()
+                # The trial stops when the thread that started it ends; only Linux can do this.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True, preexec_fn=_end_with_the_worker,
+                    env=environment, start_new_session=True,
+                    preexec_fn=partial(_end_with_the_parent, signal.SIGTERM),
                 )  # fmt: skip
         except OSError as error:
             return FAILED, f"{command[0]}: {error.strerror}"
@@ -166,12 +165,6 @@ def value_of_run(run_dir: Path, metric: str) -> float | None:
                 chosen = best(run_dir, values, transductive=config.transductive)
                 values = {chosen[0]: values[chosen[0]]} if chosen else values
     return next(reversed(values.values()), None)
-
-
-def _end_with_the_worker() -> None:
-    """In a trial's process, before its program: stop when the thread that started it ends."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(code: int, log: Path) -> str:

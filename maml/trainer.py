@@ -17,7 +17,7 @@ from maml.run.log import RunLog
 from maml.training import testing
 from maml.training.ending import Ending
 from maml.training.guard import Guard
-from maml.training.run import Run, Window
+from maml.training.run import Run
 from maml.training.setup import Setup
 from maml.worker import Share
 
@@ -55,12 +55,11 @@ class Trainer:
         config, strategy = self.setup.config, self.setup.strategy
         start, initial = self.setup.begun
         self.state = run = Run(config, strategy, initial)
-        self.window = Window(run.worker.metric_names)
         self.guard = Guard(run)
         self.validations = testing.Validations(run)
         self.ending = Ending(run)
         best = self.validations.best
-        run.begin(start, {"guard": self.guard, "window": self.window, "best": best})
+        run.begin(start, {"guard": self.guard, "best": best})
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
         self.is_validated = self.validations.recall()
@@ -109,20 +108,18 @@ class Trainer:
         try:
             run.step(share, loss)
             took = time.perf_counter() - began
-            self.window.add(share, took)
             self.guard.look(loss, warn)
+            run.count(share, took)
         except NotFiniteError as error:
             took = time.perf_counter() - began
             try:
                 self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
             except UserError as end:
                 raise run.save_before(end) from None
-            self.window.skip(took)
-        run.count(took)
+            run.count(None, took)
         bar.update()
         if run.is_due(run.config.log_every) or run.iteration == run.config.iterations:
-            row = self.window.close(run.strategy.report(), run.worker.stopwatch.take())
-            run.write(row | {"gradient_norm": run.optimizer.norm})
+            row = run.report()
             shown = {n: f"{row[n]:.3f}" for n in run.worker.metric_names if n in row}
             bar.set_postfix(shown | {"tasks/s": f"{row['tasks_per_second']:.0f}"}, refresh=False)
 
@@ -139,7 +136,6 @@ class Trainer:
         if run.speaks:
             result["diverged"] = self.guard.diverged()
             rows = read_rows(run.dir / "metrics.jsonl")
-            # Training that ends by --stop-after has no row of the last steps.
-            result["skipped"] = sum(row.get("skipped", 0) for row in rows) + self.window.skipped
+            result["skipped"] = sum(row.get("skipped", 0) for row in rows)
             directory.write_json(run.dir / "result.json", result)
         return result

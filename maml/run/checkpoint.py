@@ -37,7 +37,6 @@ PARTS: dict[str, Callable[[Any], bool]] = {
 
 FORMS: dict[str, Any] = {
     "guard": {"beginning": float | int | None, "loss": float | int, "far": [int]},
-    "window": {"totals": Tensor | None, "count": int, "skipped": int, "seconds": float | int},
     "best": {"iteration": int, "score": (float, [float | int]), "model": {str: Tensor}},
     "starts": [dict],
     "own_files": {str: {str: str}},

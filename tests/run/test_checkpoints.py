@@ -246,7 +246,7 @@ def test_another_networks_model(tmp_path: Path) -> None:
     # A part of the wrong type or value.
     path = last_checkpoint(tmp_path)
     parts = {"config": None, "optimizer": {}, "model": [1], "iteration": -5, "seconds": math.nan}
-    parts |= {part: {"x": 1} for part in ("guard", "window", "best", "own_files")}
+    parts |= {part: {"x": 1} for part in ("guard", "best", "own_files")}
     parts |= {"starts": [5]}
     for part, value in parts.items():
         checkpoint.save(path, {**whole, part: value})

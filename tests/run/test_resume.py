@@ -8,6 +8,7 @@ import random
 import shutil
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,10 +20,9 @@ from maml.errors import UserError
 from maml.run import checkpoint
 from maml.strategies.local import Local
 from maml.trainer import Trainer
-from maml.training.run import Window
 from tests.datasets.test_array_pickle import Hostile
 from tests.launching import run
-from tests.runs import glyphs, last, metrics, same, sinusoid, supervised, train
+from tests.runs import glyphs, last, metrics, result, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -97,20 +97,19 @@ def test_rows_are_means_since_the_row_before(tmp_path: Path, monkeypatch: Any) -
     train(config, tmp_path / "parted")
     assert not endings
     train(config, tmp_path / "straight")
-    rows = rows_of(tmp_path / "straight")
-    assert [row["iteration"] for row in rows] == [4, 8]
-    assert rows == rows_of(tmp_path / "parted")
-    assert [row["skipped"] for row in rows] == [1, 1]
-
-
-def test_a_row_of_other_metrics_begins_anew() -> None:
-    """A checkpoint of an earlier version does not name the metrics."""
-    (saved := Window(("loss", "near"))).add(Mock(totals=torch.ones(2), n_tasks=3), 1.0)
-    unnamed = {name: value for name, value in saved.state().items() if name != "names"}
-    for names, kept in ("loss near", [3, 3]), ("loss far", [0, 3]), ("loss", [0, 0]):
-        for state, count in zip((saved.state(), unnamed), kept, strict=True):
-            (window := Window(tuple(names.split()))).restore(state, torch.device("cpu"))
-            assert window.state()["count"] == count
+    train(config, tmp_path / "each", log_every=1)
+    each = {row["iteration"]: row for row in metrics(tmp_path / "each")}
+    # A checkpoint also writes a row, so that none of its sums is pending.
+    for name, expected in {"straight": [3, 4, 6, 8], "parted": [2, 3, 4, 6, 8]}.items():
+        rows = metrics(tmp_path / name)
+        assert [row["iteration"] for row in rows] == expected
+        for before, row in zip([0, *expected], rows, strict=False):
+            steps = [each[i] for i in range(before + 1, row["iteration"] + 1)]
+            mean = fmean(step["loss"] for step in steps if "loss" in step)
+            assert row["loss"] == pytest.approx(mean)
+            skipped = sum(step.get("skipped", 0) for step in steps)
+            assert row.get("skipped", 0) == skipped
+    assert result(tmp_path / "parted")["skipped"] == 2
 
 
 def test_rows_are_not_doubled(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     add_trust(parser, "FILE")
     options = parser.parse_args(arguments)
     described = file.read(options.file, trust=options.trust)
+    if "early_terminate" in described.said:
+        say("early_terminate: left out; each trial runs to its end")
     folder = options.folder or Path("runs", "sweeps", options.file.stem)
     if options.workers:  # without workers, no trial runs
         command.check(described)

@@ -9,7 +9,7 @@ from maml.run.reading import read
 from maml.studies import compare, grid
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, LOST, Sweep, Trial
 
 COMPARED = 12
 """At most this many of the best settings are compared."""
@@ -64,9 +64,8 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
         values = _values(trials)
         mean = compare.plain(fmean(values), metric)
         spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
-        stopped = sum(trial.state == STOPPED for trial in trials)
-        rows.append([name, mean, spread, str(len(values)), str(stopped or "–")])
-    shown = grid(["setting", metric, "spread", "trials", "stopped early"], rows)
+        rows.append([name, mean, spread, str(len(values))])
+    shown = grid(["setting", metric, "spread", "trials"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
 
 

@@ -8,7 +8,6 @@ locks/0007     the lock of the process that works on trial 7, with its signs of 
 """
 
 import contextlib
-import math
 import random
 import time
 import uuid
@@ -32,17 +31,17 @@ from maml.studies.sweeping.file import Point, SweepFile
 
 GRACE = 30.0
 """Seconds after which a silent process counts as lost; Optuna's locks use the same time."""
-WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
-    "waiting", "running", "finished", "stopped early", "failed", "lost"
+WAITING, RUNNING, FINISHED, FAILED, LOST = STATES = (
+    "waiting", "running", "finished", "failed", "lost"
 )  # fmt: skip
 """The states of a trial. Lost: its worker ended without a record; the next worker takes it up."""
 RECORDED = {
     WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
-    FINISHED: TrialState.COMPLETE, STOPPED: TrialState.PRUNED,
+    FINISHED: TrialState.COMPLETE,
 }  # fmt: skip
 """Optuna's state for each of ours. Optuna could not change a failed trial any more, even with
 --retry. So a failed trial waits there, and the reason for its failure is stored with it."""
-FIXED = ("method", "metric", "program", "command", "early_terminate")
+FIXED = ("method", "metric", "program", "command")
 """The keys of a file whose values must not change after the first trial."""
 TRIES = 100
 """Random draws for a new point. If all draws are old points, take the first new grid point."""
@@ -73,7 +72,7 @@ class Sweep:
             self._storage = _journal(folder / "journal.log")
             names = optuna.get_all_study_names(self._storage)
             self.study = optuna.create_study(
-                storage=self._storage, direction=file.goal, pruner=file.pruner,
+                storage=self._storage, direction=file.goal,
                 study_name=names[0] if names else f"{file.path.stem}-{uuid.uuid4().hex[:8]}",
                 load_if_exists=True,
             )  # fmt: skip
@@ -109,7 +108,8 @@ class Sweep:
 
     def _read(self, record: FrozenTrial) -> Trial:
         name, said = f"{record.number:04d}", record.user_attrs
-        state = next(state for state, of in RECORDED.items() if of == record.state)
+        # An earlier version ended some trials early, with their metric.
+        state = next((state for state, of in RECORDED.items() if of == record.state), FINISHED)
         if state == WAITING and said["reason"]:
             state = FAILED
         if state == RUNNING and not _is_held(self.folder / "locks" / name):
@@ -150,17 +150,6 @@ class Sweep:
             )  # fmt: skip
             self.study.add_trial(record)
             return self._held(self.trials()[-1])
-
-    def does_badly(self, trial: Trial, values: list[float]) -> bool:
-        """Record a running trial's metric so far; return whether the trial should end early."""
-        worst = -math.inf if self.file.goal == "maximize" else math.inf
-        live = optuna.Trial(self.study, trial.record._trial_id)
-        known = len(self._storage.get_trial(live._trial_id).intermediate_values)
-        for step, value in enumerate(values[known:], known + 1):
-            live.report(value if math.isfinite(value) else worst, step)
-            if live.should_prune():
-                return True
-        return False
 
     def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
         """Record how a trial ended, and release it; the next worker continues a `WAITING` trial."""
@@ -239,7 +228,7 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
                 study.add_trial(
                     create_trial(
                         state=trial.state, values=trial.values, params=trial.params,
-                        distributions=file.space, intermediate_values=trial.intermediate_values,
+                        distributions=file.space,
                     )
                 )  # fmt: skip
     return study

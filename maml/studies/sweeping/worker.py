@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from optuna.pruners import NopPruner
 
 from maml.errors import UserError
 from maml.evaluation.best import best
@@ -22,7 +21,7 @@ from maml.run.files import read_rows
 from maml.run.reading import history
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -89,7 +88,7 @@ class Workers:
             again = " goes on" if trial.run_dir.is_dir() else ""
             say(f"{shown}{again}: {trial.run_dir}")
             state, reason = self._train(trial, gpus)
-        if state in (FINISHED, STOPPED):
+        if state == FINISHED:
             value = value_of_run(trial.run_dir, file.metric)
             if value is None:
                 state, reason = FAILED, f"no {file.metric} in metrics.jsonl, so the sweep ends"
@@ -121,8 +120,15 @@ class Workers:
                 )  # fmt: skip
         except OSError as error:
             return FAILED, f"{command[0]}: {error.strerror}"
+        told = False
         try:
-            asked = self._look_after(process, trial)
+            while process.poll() is None and not told:
+                told = bool(self._stop or self._ending)
+                time.sleep(LOOK)
+            if told:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(PATIENCE)
         finally:
             if process.poll() is None:
                 with contextlib.suppress(OSError):
@@ -130,28 +136,7 @@ class Workers:
         code = process.wait()
         if code == 0:
             return FINISHED, ""
-        if asked or code in STOPS:
-            return asked or WAITING, ""
-        return FAILED, _reason(code, trial.log)
-
-    def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
-        """Wait for a trial's process; return the state that it was told to end in, or ""."""
-        asked, deadline, size = "", math.inf, 0
-        rows, file = trial.run_dir / "metrics.jsonl", self._sweep.file
-        while process.poll() is None and time.monotonic() < deadline:
-            if not asked:
-                grown = rows.stat().st_size if rows.is_file() else 0
-                if self._stop or self._ending:
-                    asked = WAITING
-                elif grown != size and not isinstance(file.pruner, NopPruner):
-                    values = history(read_rows(rows), file.metric)
-                    asked = STOPPED if self._sweep.does_badly(trial, [*values.values()]) else ""
-                size = grown
-                if asked:
-                    deadline = time.monotonic() + PATIENCE
-                    process.send_signal(signal.SIGTERM)
-            time.sleep(LOOK)
-        return asked
+        return (WAITING, "") if told or code in STOPS else (FAILED, _reason(code, trial.log))
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:

@@ -14,7 +14,7 @@ from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
 from maml.processes.signals import exit_code
 from maml.studies.sweeping import command, file
-from maml.studies.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep
+from maml.studies.sweeping.sweep import FAILED, RUNNING, WAITING, Sweep
 from maml.studies.sweeping.worker import Workers, say
 
 
@@ -63,7 +63,7 @@ def _work(sweep: Sweep, workers: int, total: int | None) -> int:
         say(f"stopped by {by}; the same command continues")
         return exit_code(by)
     states = {trial.state for trial in sweep.trials()}
-    if states & {RUNNING, LOST}:
+    if RUNNING in states:
         say("other processes run the rest")
     elif WAITING in states:
         say("a trial was told to stop; the same command continues")

@@ -20,7 +20,7 @@ from maml.errors import UserError
 from maml.studies import arms
 from maml.studies import sweep as command
 from maml.studies.sweeping import file, sweep
-from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
 from tests.runs import last, same, train
@@ -198,11 +198,11 @@ def test_a_trial_that_was_finished_as_its_worker_died_is_not_run_again(tmp_path:
         environment = os.environ | {"WANDB_RUN_GROUP": sweep.study.study_name}
         subprocess.run([sys.executable, FAKE[1], *flags], check=True, env=environment)
         assert states(path) == ["running"]
-    assert states(path) == [LOST]
+    assert states(path) == [WAITING]
     assert swept(path) == 0
     assert states(path) == [FINISHED] and len(starts(opened(path).trials()[0])) == 1
     # A worker that was thought dead has lost its trial.
-    sweep.end(trial, FAILED, reason="late")
+    sweep.end(trial, None, reason="late")
     assert states(path) == [FINISHED]
 
 
@@ -217,7 +217,7 @@ def test_without_locks_a_silent_process_is_given_up_after_a_while(
     assert states(path) == ["running"] and opened(path).take(None) is None
     trial.hold.close()
     monkeypatch.setattr("maml.studies.sweeping.sweep.GRACE", 0.0)
-    assert states(path) == [LOST]
+    assert states(path) == [WAITING]
     assert swept(path) == 0
     assert states(path) == [FINISHED]
 
@@ -282,7 +282,7 @@ def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
         until(lambda: len({p.parent for p in saved("*/checkpoints/iteration-*")}) == 2, timeout=120)
     finally:
         launched.kill()
-    assert set(states(path)) == {LOST}
+    assert set(states(path)) == {WAITING}
     assert swept(path, "--workers", "2") == 0
     for trial in opened(path).trials():
         assert trial.state == FINISHED and trial.record.value is not None

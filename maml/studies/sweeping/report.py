@@ -9,7 +9,7 @@ from maml.run.reading import read
 from maml.studies import compare, grid
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, LOST, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, Sweep, Trial
 
 COMPARED = 12
 """At most this many of the best settings are compared."""
@@ -89,9 +89,9 @@ def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
 
 
 def _failures(sweep: Sweep) -> str:
-    trials = [trial for trial in sweep.trials() if trial.state in (FAILED, LOST)]
     lines = [
-        f"- trial {t.record.number}: {t.record.user_attrs['reason'] or t.state} (`{t.log}`)"
-        for t in trials
+        f"- trial {t.record.number}: {t.record.user_attrs['reason']} (`{t.log}`)"
+        for t in sweep.trials()
+        if t.state == FAILED
     ]
     return "## What failed\n\n" + "\n".join(lines) if lines else ""

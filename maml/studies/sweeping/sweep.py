@@ -31,16 +31,8 @@ from maml.studies.sweeping.file import Point, SweepFile
 
 GRACE = 30.0
 """Seconds after which a silent process counts as lost; Optuna's locks use the same time."""
-WAITING, RUNNING, FINISHED, FAILED, LOST = STATES = (
-    "waiting", "running", "finished", "failed", "lost"
-)  # fmt: skip
-"""The states of a trial. Lost: its worker ended without a record; the next worker takes it up."""
-RECORDED = {
-    WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
-    FINISHED: TrialState.COMPLETE,
-}  # fmt: skip
-"""Optuna's state for each of ours. Optuna could not change a failed trial any more, even with
---retry. So a failed trial waits there, and the reason for its failure is stored with it."""
+WAITING, RUNNING, FINISHED, FAILED = STATES = ("waiting", "running", "finished", "failed")
+"""The states of a trial. Waiting: its worker was stopped or killed; the next worker takes it up."""
 FIXED = ("method", "metric", "program", "command")
 """The keys of a file whose values must not change after the first trial."""
 TRIES = 100
@@ -108,12 +100,11 @@ class Sweep:
 
     def _read(self, record: FrozenTrial) -> Trial:
         name, said = f"{record.number:04d}", record.user_attrs
-        # An earlier version ended some trials early, with their metric.
-        state = next((state for state, of in RECORDED.items() if of == record.state), FINISHED)
-        if state == WAITING and said["reason"]:
+        state = RUNNING if _is_held(self.folder / "locks" / name) else WAITING
+        if record.state.is_finished():
+            state = FINISHED
+        elif said["reason"]:
             state = FAILED
-        if state == RUNNING and not _is_held(self.folder / "locks" / name):
-            state = LOST
         folders = self.folder / "trials" / name, self.folder / "logs" / f"{name}.log"
         return Trial(record, state, *folders, ExitStack())
 
@@ -125,19 +116,18 @@ class Sweep:
         return trial._replace(state=RUNNING)
 
     def take(self, total: int | None) -> Trial | None:
-        """Take a lost, waiting or new trial for this process and return it; None if none is left.
+        """Take a waiting or new trial for this process and return it; None if none is left.
 
         ``total`` is the number of trials in all; None means the file's run_cap.
         """
         with _alone(self.folder / "next"):
             trials = self.trials()
             for trial in trials:
-                if trial.state == WAITING:
-                    id = trial.record._trial_id
-                    self._storage.set_trial_state_values(id, TrialState.RUNNING)
-                    return self._held(trial)
                 # A killed worker's training may live on for a moment.
-                if trial.state == LOST and not _is_held(trial.run_dir / ".lock"):
+                if trial.state == WAITING and not _is_held(trial.run_dir / ".lock"):
+                    if trial.record.state == TrialState.WAITING:  # it had failed
+                        id = trial.record._trial_id
+                        self._storage.set_trial_state_values(id, TrialState.RUNNING)
                     return self._held(trial)
             past = [trial.record for trial in trials]
             point = next_point(self.file, past, self.study.study_name)
@@ -151,14 +141,16 @@ class Sweep:
             self.study.add_trial(record)
             return self._held(self.trials()[-1])
 
-    def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial ended, and release it; the next worker continues a `WAITING` trial."""
+    def end(self, trial: Trial, value: float | None, reason: str = "") -> None:
+        """Record a trial's metric, or the ``reason`` of its failure; release the trial."""
+        # Optuna could not change a failed trial any more, even with --retry. So it waits there.
+        state = TrialState.WAITING if value is None else TrialState.COMPLETE
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
             if self._storage.get_trial(id).state == TrialState.RUNNING:  # if not, others ended it
                 self._storage.set_trial_user_attr(id, "reason", reason)
                 values = None if value is None else [value]
-                self._storage.set_trial_state_values(id, RECORDED[state], values)
+                self._storage.set_trial_state_values(id, state, values)
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""

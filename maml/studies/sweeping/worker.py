@@ -21,7 +21,7 @@ from maml.run.files import read_rows
 from maml.run.reading import history
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -72,8 +72,8 @@ class Workers:
             if trial is not None:
                 with trial.hold:
                     self._do(trial, gpus)
-            elif any(each.state == LOST for each in self._sweep.trials()):
-                time.sleep(1.0)  # the training of a lost trial ends soon
+            elif any(each.state == WAITING for each in self._sweep.trials()):
+                time.sleep(1.0)  # the training of a killed worker ends soon
             else:
                 return
 
@@ -95,12 +95,12 @@ class Workers:
                 self._ending = True  # no other trial would have it
             elif not math.isfinite(value):
                 state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
-        self._sweep.end(trial, state, value, reason)
         if state == WAITING:
             # A scheduler sends a stop signal to all processes of a job, so end this process, too.
             self._ending = True
             say(f"{shown}: it was told to stop; it waits to be continued")
         else:
+            self._sweep.end(trial, value, reason)
             said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
             say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -211,9 +212,12 @@ def test_without_locks_a_silent_process_is_given_up_after_a_while(
 ) -> None:
     no_locks = Mock(side_effect=OSError(errno.ENOSYS, "no locks here"))
     monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
+    monkeypatch.setattr("datasets.locks.BEAT_S", 0.1)
     path = written(tmp_path, {"seed": [0]})
     trial = opened(path).take(None)
     assert trial is not None
+    monkeypatch.setattr("maml.studies.sweeping.sweep.GRACE", 0.5)
+    time.sleep(1.0)
     assert states(path) == ["running"] and opened(path).take(None) is None
     trial.hold.close()
     monkeypatch.setattr("maml.studies.sweeping.sweep.GRACE", 0.0)

@@ -258,35 +258,24 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
 
 
 def test_killed_while_saving(tmp_path: Path) -> None:
-    """SIGKILL in the middle of saves, over and over: there is always a whole checkpoint."""
+    """SIGKILL in the middle of a write, before its end, and before the rename."""
     code = """
-import os, platform, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 import torch
 from maml.run import checkpoint
 
-torch.set_num_threads(1)
-path, halfway = Path(sys.argv[1]), 0
-rest = {"optimizer": {}, "seconds": 0.0, "config": {}}
-checkpoint.save(path, {"iteration": 0, "model": {"w": torch.zeros(1_000_000)}, **rest})
-for round in range(1, 31):
-    child = os.fork()
-    if not child:
-        for step in range(1_000_000):
-            model = {"w": torch.full((1_000_000,), float(step))}
-            checkpoint.save(path, {"iteration": step, "model": model, **rest})
-        os._exit(0)
-    temporary = path.with_name(f"{path.name}.{platform.node()}.{child}.tmp")
-    deadline = time.monotonic() + 100
-    while not temporary.exists() and time.monotonic() < deadline:
-        pass
-    time.sleep(0.0005 * (round % 8))
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    halfway += temporary.exists()
-    saved = checkpoint.load(path)
-    assert bool((saved["model"]["w"] == saved["iteration"]).all())
-print("killed halfway:", halfway)
+def die(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+path, rest = Path(sys.argv[1]), {"model": {}, "optimizer": {}, "seconds": 0.0, "config": {}}
+checkpoint.save(path, {"iteration": 1, **rest})
+for module, name in ((torch, "save"), (os, "fsync"), (os, "replace")):
+    if not (child := os.fork()):
+        half = lambda content, file: die(file.write(b"half"))
+        setattr(module, name, half if name == "save" else die)
+        checkpoint.save(path, {"iteration": 2, **rest})
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, name
+    assert checkpoint.load(path)["iteration"] == 1
 """
-    done = run([sys.executable, "-c", code, str(tmp_path / "last.pt")], timeout=120)
-    assert int(done.stdout.split()[-1]) >= 5, "too few kills hit a save: this test shows nothing"
+    run([sys.executable, "-c", code, str(tmp_path / "last.pt")], timeout=120)

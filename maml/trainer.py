@@ -9,7 +9,6 @@ from torch import Tensor
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import experiment
-from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
 from maml.run.files import read_rows
@@ -112,10 +111,7 @@ class Trainer:
             run.count(share, took)
         except NotFiniteError as error:
             took = time.perf_counter() - began
-            try:
-                self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
-            except UserError as end:
-                raise run.save_before(end) from None
+            self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
             run.count(None, took)
         bar.update()
         if run.is_due(run.config.log_every) or run.iteration == run.config.iterations:

@@ -100,10 +100,9 @@ class Guard:
             what += f", as at each of the last {SKIPPED_IN_A_ROW}"
         otherwise = "" if endless else "; --on-nonfinite skip goes on without such steps"
         advice = "" if of_data else "; a smaller --meta-lr or --inner-lr may help"
-        raise UserError(
-            f"{what}: {of_data or 'training has diverged'}; that step was not taken; "
-            f"{replay}{advice}{otherwise}"
-        )
+        reason = of_data or "training has diverged"
+        line = f"{what}: {reason}; that step was not taken; {replay}{advice}{otherwise}"
+        raise run.save_before(UserError(line)) from None
 
     def diverged(self) -> dict[str, float] | None:
         """Return the last loss and the first, if a run that ends now has diverged; else None."""

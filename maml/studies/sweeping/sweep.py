@@ -125,9 +125,6 @@ class Sweep:
             for trial in trials:
                 # A killed worker's training may live on for a moment.
                 if trial.state == WAITING and not _is_held(trial.run_dir / ".lock"):
-                    if trial.record.state == TrialState.WAITING:  # it had failed
-                        id = trial.record._trial_id
-                        self._storage.set_trial_state_values(id, TrialState.RUNNING)
                     return self._held(trial)
             past = [trial.record for trial in trials]
             point = next_point(self.file, past, self.study.study_name)
@@ -143,14 +140,14 @@ class Sweep:
 
     def end(self, trial: Trial, value: float | None, reason: str = "") -> None:
         """Record a trial's metric, or the ``reason`` of its failure; release the trial."""
-        # Optuna could not change a failed trial any more, even with --retry. So it waits there.
-        state = TrialState.WAITING if value is None else TrialState.COMPLETE
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
-            if self._storage.get_trial(id).state == TrialState.RUNNING:  # if not, others ended it
-                self._storage.set_trial_user_attr(id, "reason", reason)
-                values = None if value is None else [value]
-                self._storage.set_trial_state_values(id, state, values)
+            if self._storage.get_trial(id).state.is_finished():
+                return  # others ended it
+            # With a metric, Optuna could not change the trial any more, even with --retry.
+            self._storage.set_trial_user_attr(id, "reason", reason)
+            if value is not None:
+                self._storage.set_trial_state_values(id, TrialState.COMPLETE, [value])
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""
@@ -214,7 +211,8 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction=file.goal, sampler=sampler)
     for trial in past:
-        # `ask` would return a waiting trial. ValueError: the file had wider bounds before.
+        # `ask` would return a waiting trial: one that an earlier version stopped, or that failed.
+        # ValueError: the file had wider bounds before.
         if trial.state != TrialState.WAITING:
             with contextlib.suppress(ValueError):
                 study.add_trial(

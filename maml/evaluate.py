@@ -204,7 +204,7 @@ class RunEvaluator:
             files.append_line(self.rows, json.dumps(row))
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
-        """Refuse checkpoints of another network, kind of data, or training classes than now."""
+        """Refuse checkpoints of another network, or of other training classes than now."""
         options, learner = self.options, self.strategy.worker.learner
         for one in contents:
             what = f"{options.run_dir}, after {one['iteration']}"
@@ -228,7 +228,7 @@ class Watch:
 
     def __init__(self, evaluator: RunEvaluator) -> None:
         self._evaluator, self._run_dir = evaluator, evaluator.options.run_dir
-        self._done, self._damaged = set[int](), dict[int, int]()
+        self._done, self._said = set[int](), set[str]()
 
     def run(self) -> int:
         """Look every ``--poll`` seconds; give up after ``--patience`` seconds without a change.
@@ -246,13 +246,11 @@ class Watch:
             if self._evaluate_next():
                 before = None  # restart the patience: evaluating took time
                 continue
-            ended = state in ("finished", "stopped")
-            if ended and iteration in self._done:
+            if state in ("finished", "stopped") and iteration in self._done:
                 print(f"training has {state} after iteration {iteration}", flush=True)
                 return 0
-            if state == "failed" or (ended and iteration in self._damaged):
-                why = ", but its last checkpoint is damaged" if ended else ""
-                _say(f"error: {run_dir}: training has {state} after iteration {iteration}{why}")
+            if state == "failed":
+                _say(f"error: {run_dir}: training has failed after iteration {iteration}")
                 return 1
             look = self._look()
             if look != before:
@@ -264,7 +262,7 @@ class Watch:
                     "unknown": "no training has begun",
                     "training": f"training is at iteration {iteration}",
                     "lost": f"training was lost after iteration {iteration}",
-                }.get(state, f"training has {state}, but checkpoint {iteration} is not there")
+                }.get(state, f"training has {state}; checkpoint {iteration} is missing or damaged")
                 _say(f"error: {run_dir}: nothing has changed for {limit:g} s (--patience); {why}")
                 return 1
             time.sleep(min(options.poll, limit))
@@ -276,20 +274,15 @@ class Watch:
         # Read the rows again each time: an earlier or a second watcher may have added some.
         self._done |= self._evaluator.evaluated()
         for iteration, path in checkpoint.numbered_checkpoints(self._run_dir).items():
-            try:
-                written = path.stat().st_mtime_ns
-            except OSError:  # gone
-                continue
-            # Training may write a damaged one again.
-            if iteration in self._done or self._damaged.get(iteration) == written:
+            if iteration in self._done:
                 continue
             try:
                 saved = checkpoint.load(path)
             except UserError as error:
-                # Training keeps only the newest few. A file that is gone by now is not damaged.
-                if path.exists():
-                    self._damaged[iteration] = written
-                    _say(f"{error}; left out")
+                # Training keeps only the newest few, so it may be gone. It may write one again.
+                if path.exists() and str(error) not in self._said:
+                    self._said.add(str(error))
+                    _say(f"{error}; left out, unless it is written again")
                 continue
             self._evaluator.evaluate(saved)
             return True

@@ -130,11 +130,12 @@ def test_a_damaged_one_is_left_out(directory: Path, capsys: Any) -> None:
     """If the last checkpoint is damaged, the exit code is 1."""
     for n, code in ((4, 0), (7, 1)):
         numbered_checkpoint(directory, n).write_bytes(b"")
-        assert command(directory, "--split", ("test", "validation")[code]) == code
+        split = ("test", "validation")[code]
+        assert command(directory, "--split", split, "--patience", "0.5") == code
         err = capsys.readouterr().err
         assert err.count("not a readable checkpoint") == 1 + code
     assert iterations(directory) == [2, 6, 7, 2, 6]
-    assert "after iteration 7, but its last checkpoint is damaged\n" in err
+    assert "training has finished; checkpoint 7 is missing or damaged\n" in err
 
 
 def said(directory: Path, state: str, iteration: int = 7) -> Callable[[], None]:
@@ -167,7 +168,7 @@ def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> 
     now = play()
     assert command(directory, "--poll", "5", "--split", "validation") == 1
     assert 90 < now[0] < 100
-    assert "training has finished, but checkpoint 7 is not there\n" in capsys.readouterr().err
+    assert "training has finished; checkpoint 7 is missing or damaged\n" in capsys.readouterr().err
 
 
 def test_gone_between_listing_and_reading(directory: Path, monkeypatch: Any, capsys: Any) -> None:

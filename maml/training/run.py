@@ -171,12 +171,13 @@ class Run:
         if not self.speaks:
             return
         with self.changing:
-            # Write the status first, so that it is never behind a checkpoint, even after a kill;
-            # and the row, so that a run which goes on from here has no sums without a row.
-            # Save the checkpoint even if they cannot be written.
+            # Save the checkpoint even if one of these cannot be written. A row now, so that a run
+            # which goes on from the checkpoint has no sums without a row. The status before the
+            # checkpoint, so that it is never behind, even after a kill.
+            with contextlib.suppress(UserError):
+                self.report()
             with contextlib.suppress(UserError):
                 self.status("training")
-                self.report()
             parts = {name: companion.state() for name, companion in self._companions.items()}
             checkpoint.save_in(self.dir, self.content() | parts)
             there = list(checkpoint.numbered_checkpoints(self.dir))

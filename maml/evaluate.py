@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.components import is_theirs
 from maml.config import Config, checks, registry
 from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
@@ -34,7 +33,6 @@ from maml.evaluation.scores import (
     summary,
     there_are,
 )
-from maml.learners.data import data_contents, kind_of
 from maml.processes.program import run_program
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
@@ -45,7 +43,6 @@ ASKED: dict[str, tuple[str, Any, str]] = {
     "ways": ("ways", at_least(1), "classes per task, for learners without parameters of a class"),
     "shots": ("shots", at_least(1), "support examples per class"),
     "queries": ("eval_queries", at_least(1), "query examples per class"),
-    "data": ("data", str, "another data set, of the same kind and shape"),
     "threads": ("threads", at_least(1), "computing threads of this process"),
 }
 """Settings that may differ from the run's own, by flag: field, type, help."""
@@ -130,10 +127,6 @@ class RunEvaluator:
             options.run_dir, options.data_root, options.device, trust=options.trust
         )
         asked = {of[0]: getattr(options, name) for name, of in ASKED.items()}
-        its_own = config.data == "folder" or is_theirs(config.data)
-        if its_own and options.data not in (None, config.data) and options.data_root is None:
-            # The run's root holds the user's own images, so another data set has the default root.
-            asked["data_root"] = Config().data_root
         config = with_values(config, **{n: v for n, v in asked.items() if v is not None})
         if options.steps is not None and not registry.learner(config.learner).adapts_at_test:
             raise UserError(
@@ -153,7 +146,6 @@ class RunEvaluator:
                 f"--ways {config.ways}: the parameters of --learner {config.learner} tell "
                 f"{self._of_run.ways} classes apart"
             )
-        self._other_kind = self._why_other_kind()
         _say(check_headline(worker, options.split, self.transductive, "--non-transductive"))
         _say("\n".join(check_own_tasks(worker, [options.split], trains=False)))
         asked = ("data", "ways", "shots", "eval_queries", "eval_inner_steps")
@@ -165,22 +157,6 @@ class RunEvaluator:
         }
         if images := worker.evaluation(options.split).content():
             self._question["images"] = images
-
-    def _why_other_kind(self) -> str:
-        """Say how ``--data`` differs in shape or kind from the run's data; "" if it does not.
-
-        Some networks take any size, so their parameters cannot tell.
-        """
-        config, of_run = self.strategy.config, self._of_run
-        if config.data == of_run.data:
-            return ""
-        try:
-            then = kind_of(of_run, data_contents(of_run))
-        except UserError:  # a user's own data, which need not be on this machine
-            return ""
-        now = kind_of(config, self.strategy.worker.learner.contents)
-        told = f"--data {config.data}: it has {now}, but the run's {of_run.data} has {then}"
-        return told if now != then else ""
 
     def prepare(self) -> bool:
         """Build the worker for the run's configuration; return whether there is one yet."""
@@ -228,15 +204,13 @@ class RunEvaluator:
             files.append_line(self.rows, json.dumps(row))
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
-        """Refuse checkpoints of another network, kind of data, or training classes than now."""
+        """Refuse checkpoints of another network, or of other training classes than now."""
         options, learner = self.options, self.strategy.worker.learner
         for one in contents:
             what = f"{options.run_dir}, after {one['iteration']}"
             checkpoint.check_model(one, learner.meta_parameters(), what)
             warn_of_edits(self.strategy.config, one, self._warned)
-        if self._other_kind:
-            raise UserError(self._other_kind)
-        if contents[0].get("division") is not None and options.data is None:
+        if contents[0].get("division") is not None:
             # Open the training split with the run's settings, not with those of this evaluation.
             learner = copy.copy(learner)
             learner.config = self._of_run
@@ -254,7 +228,7 @@ class Watch:
 
     def __init__(self, evaluator: RunEvaluator) -> None:
         self._evaluator, self._run_dir = evaluator, evaluator.options.run_dir
-        self._done, self._damaged = set[int](), dict[int, int]()
+        self._done, self._said = set[int](), set[str]()
 
     def run(self) -> int:
         """Look every ``--poll`` seconds; give up after ``--patience`` seconds without a change.
@@ -272,13 +246,11 @@ class Watch:
             if self._evaluate_next():
                 before = None  # restart the patience: evaluating took time
                 continue
-            ended = state in ("finished", "stopped")
-            if ended and iteration in self._done:
+            if state in ("finished", "stopped") and iteration in self._done:
                 print(f"training has {state} after iteration {iteration}", flush=True)
                 return 0
-            if state == "failed" or (ended and iteration in self._damaged):
-                why = ", but its last checkpoint is damaged" if ended else ""
-                _say(f"error: {run_dir}: training has {state} after iteration {iteration}{why}")
+            if state == "failed":
+                _say(f"error: {run_dir}: training has failed after iteration {iteration}")
                 return 1
             look = self._look()
             if look != before:
@@ -290,7 +262,7 @@ class Watch:
                     "unknown": "no training has begun",
                     "training": f"training is at iteration {iteration}",
                     "lost": f"training was lost after iteration {iteration}",
-                }.get(state, f"training has {state}, but checkpoint {iteration} is not there")
+                }.get(state, f"training has {state}; checkpoint {iteration} is missing or damaged")
                 _say(f"error: {run_dir}: nothing has changed for {limit:g} s (--patience); {why}")
                 return 1
             time.sleep(min(options.poll, limit))
@@ -302,20 +274,15 @@ class Watch:
         # Read the rows again each time: an earlier or a second watcher may have added some.
         self._done |= self._evaluator.evaluated()
         for iteration, path in checkpoint.numbered_checkpoints(self._run_dir).items():
-            try:
-                written = path.stat().st_mtime_ns
-            except OSError:  # gone
-                continue
-            # Training may write a damaged one again.
-            if iteration in self._done or self._damaged.get(iteration) == written:
+            if iteration in self._done:
                 continue
             try:
                 saved = checkpoint.load(path)
             except UserError as error:
-                # Training keeps only the newest few. A file that is gone by now is not damaged.
-                if path.exists():
-                    self._damaged[iteration] = written
-                    _say(f"{error}; left out")
+                # Training keeps only the newest few, so it may be gone. It may write one again.
+                if path.exists() and str(error) not in self._said:
+                    self._said.add(str(error))
+                    _say(f"{error}; left out, unless it is written again")
                 continue
             self._evaluator.evaluate(saved)
             return True

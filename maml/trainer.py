@@ -9,14 +9,14 @@ from torch import Tensor
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import experiment
-from maml.errors import UserError
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
+from maml.run.files import read_rows
 from maml.run.log import RunLog
 from maml.training import testing
 from maml.training.ending import Ending
 from maml.training.guard import Guard
-from maml.training.run import Run, Window
+from maml.training.run import Run
 from maml.training.setup import Setup
 from maml.worker import Share
 
@@ -43,7 +43,7 @@ class Trainer:
                     result = self._test()
                     self.ending.finish()
                     if self.state.speaks:
-                        testing.draw(self.state, self.validations.chosen(), result)
+                        testing.draw(self.state, self.validations.chosen()[1], result)
                 return self.ending.code
             finally:
                 self.state.log.close(failed=not self.ending.done)
@@ -54,15 +54,13 @@ class Trainer:
         config, strategy = self.setup.config, self.setup.strategy
         start, initial = self.setup.begun
         self.state = run = Run(config, strategy, initial)
-        self.window = Window(run.worker.metric_names)
         self.guard = Guard(run)
         self.validations = testing.Validations(run)
         self.ending = Ending(run)
         best = self.validations.best
-        run.begin(start, {"guard": self.guard, "window": self.window, "best": best})
+        run.begin(start, {"guard": self.guard, "best": best})
         run.log = RunLog(run.dir, config)
         run.log.forget_after(run.iteration)
-        self.guard.forget_skipped()
         self.is_validated = self.validations.recall()
         run.say(
             f"{experiment(config)}: strategy {config.strategy}, "
@@ -92,9 +90,11 @@ class Trainer:
                 share = run.strategy.meta_step(run.params, ids)
                 with run.changing:
                     self._step(share, ids, began, bar)
-                if run.is_due(config.checkpoint_every):
+                validates = run.is_due(config.eval_every)
+                # Each validated model may be among the best.
+                if run.is_due(config.checkpoint_every) or (validates and config.keep_best):
                     run.save()
-                if run.is_due(config.eval_every):
+                if validates:
                     self.validations.validate(bar, heed_stop)
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
@@ -107,20 +107,15 @@ class Trainer:
         try:
             run.step(share, loss)
             took = time.perf_counter() - began
-            self.window.add(share, took)
             self.guard.look(loss, warn)
+            run.count(share, took)
         except NotFiniteError as error:
             took = time.perf_counter() - began
-            try:
-                self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
-            except UserError as end:
-                raise run.save_before(end) from None
-            self.window.skip(took)
-        run.count(took)
+            self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
+            run.count(None, took)
         bar.update()
         if run.is_due(run.config.log_every) or run.iteration == run.config.iterations:
-            row = self.window.close(run.strategy.report(), run.worker.stopwatch.take())
-            run.write(row | {"gradient_norm": run.optimizer.norm})
+            row = run.report()
             shown = {n: f"{row[n]:.3f}" for n in run.worker.metric_names if n in row}
             bar.set_postfix(shown | {"tasks/s": f"{row['tasks_per_second']:.0f}"}, refresh=False)
 
@@ -135,6 +130,8 @@ class Trainer:
             run.say(f"testing the model after iteration {iteration}, {why}")
         result = testing.test(run, (iteration, params), self.ending.heed_stop)
         if run.speaks:
-            result |= self.guard.report()
+            result["diverged"] = self.guard.diverged()
+            rows = read_rows(run.dir / "metrics.jsonl")
+            result["skipped"] = sum(row.get("skipped", 0) for row in rows)
             directory.write_json(run.dir / "result.json", result)
         return result

@@ -1,13 +1,14 @@
 """Tiny runs, and workers, inside the test's own process."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from maml.config import Config
-from maml.config.presets import PRESETS, with_values
+from maml.config import FLAGS, Config
+from maml.config.presets import PRESETS, spelled, with_values
 from maml.params import Params
 from maml.run import checkpoint
 from maml.run.files import read_rows
@@ -48,16 +49,8 @@ def supervised(**values: Any) -> Config:
 
 def as_flags(config: Config) -> list[str]:
     """Return the command-line arguments that parse to ``config``."""
-    flags = [config.preset]
-    for name, value in vars(config).items():
-        if name in ("preset", "source", "published", "claim") or value is None:
-            continue
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags += [f"--{flag}", str(value)]
-    return flags
+    values = {name: value for name in FLAGS if (value := getattr(config, name)) is not None}
+    return [config.preset, *shlex.split(spelled(values))]
 
 
 def train(config: Config, run_dir: Path, **values: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -118,39 +117,8 @@ def test_what_is_asked_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert row[f"ensemble_{prefix}accuracy"] == pytest.approx(right, abs=1e-7)
     out = capsys.readouterr().out
     assert "ensemble of iterations {}, {}: test accuracy".format(*row["ensemble"]) in out
-    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5, .*--checkpoint-every"):
+    with pytest.raises(UserError, match=r"--ensemble 5: .*--keep-best 5, .*--eval-every"):
         evaluation.main([str(tmp_path), "--ensemble", "5"])
-
-
-PLACES: list[Path] = []
-
-
-def placed(split: str, data_root: Path, size: int = 28) -> dict[str, Any]:
-    """Return a data set, and note the data root it was opened with."""
-    PLACES.append(data_root)
-    return {name: np.zeros((9, size, size), np.uint8) for name in "abc"}
-
-
-def test_another_data_set_is_not_looked_for_where_the_run_s_own_is(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run's data root may be a user's image folder, which no download may change."""
-    PLACES.clear()
-    path = run_dir / "config.yaml"
-    path.write_text(re.sub(r"data_root: .*", "data_root: /mine", path.read_text()))
-    monkeypatch.setenv("MAML_DATA", str(tmp_path / "default"))
-    asked = [str(run_dir), "--tasks", "2", "--data", "tests.test_evaluate:placed"]
-    evaluation.main(asked)
-    assert set(PLACES) == {Path("/mine")}  # where named data sets are
-    PLACES.clear()
-    folder = "data: folder\n  image_size: 28\n  image_mode: grey"
-    path.write_text(re.sub(r"  image_(size|mode): .*\n", "", path.read_text()))
-    path.write_text(path.read_text().replace("data: glyphs", folder))
-    evaluation.main(asked)
-    assert set(PLACES) == {tmp_path / "default"}
-    PLACES.clear()
-    evaluation.main([*asked, "--data-root", "elsewhere"])
-    assert set(PLACES) == {Path("elsewhere")}
 
 
 def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
@@ -179,10 +147,6 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--iteration", "best"): "--iteration best: no kept checkpoint was validated",
         ("--ensemble", "1"): "--ensemble must be at least 2",
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
-        ("--data", "glyfs"): "--data glyfs",
-        ("--data", "tests.test_evaluate:placed(size=20)"): "it has images [1, 20, 20] and classes, "
-        "but the run's glyphs has images [1, 28, 28] and classes",
-        ("--data", "sinusoid"): "--network conv4 cannot learn --data sinusoid",
     }.items():
         assert line in refusal(str(run_dir), *arguments)
     (run_dir / "evaluations.jsonl").mkdir()

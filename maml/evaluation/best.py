@@ -149,7 +149,6 @@ def load_best(run_dir: Path, count: int, *, transductive: bool) -> list[dict[str
         there = ", ".join(map(str, sorted(validated))) or "none"
         raise UserError(
             f"--ensemble {count}: {run_dir} keeps too few checkpoints that were validated: "
-            f"{there}; train with --keep-best {count}, and save as often as it validates "
-            "(--checkpoint-every, --eval-every)"
+            f"{there}; train with --keep-best {count}, and as many validations (--eval-every)"
         )
     return [checkpoint.load(kept[iteration]) for iteration in validated[:count]]

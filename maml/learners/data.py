@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from datasets import contents, open_environments, open_episodes
+from datasets import contents, open_episodes
 from datasets.checked import Form
 from datasets.episodes import Episodes
 from datasets.errors import DataError
@@ -32,22 +32,6 @@ def data_contents(config: Config) -> Contents:
     return contents(
         config.data, ways=ways, shots=shots, queries=config.queries, **data_options(config)
     )
-
-
-def kind_of(config: Config, contents: Contents) -> str:
-    """Return in words what a data set's examples and targets are, with the shape of one of each."""
-    kind = "integers" if contents.integers else "points"
-    kind = kind if contents.image_shape is None else "images"
-    examples = f"{kind} {[*contents.shape]}"
-    if registry.learner(config.learner).tasks == "environments":
-        one = {"shots": 1, "queries": 1, **data_options(config)}
-        acts = open_environments(config.data, "train", **one).environment
-        kind = "discrete" if acts.discrete else "continuous"
-        return f"{examples} and {kind} actions [{acts.outputs}]"
-    form = contents.form
-    targets = form["query_y"][1] if form else () if contents.classifies else contents.point[1:]
-    kind = "classes" if contents.classifies else "numbers"
-    return f"{examples} and {kind}" + (f" {[*targets]}" if targets else "")
 
 
 def training_task(config: Config) -> tuple[int, int]:

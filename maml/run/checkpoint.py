@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets.whole import written
 from maml.errors import UserError
 from maml.params import Params
 
@@ -36,7 +37,6 @@ PARTS: dict[str, Callable[[Any], bool]] = {
 
 FORMS: dict[str, Any] = {
     "guard": {"beginning": float | int | None, "loss": float | int, "far": [int]},
-    "window": {"totals": Tensor | None, "count": int, "skipped": int, "seconds": float | int},
     "best": {"iteration": int, "score": (float, [float | int]), "model": {str: Tensor}},
     "starts": [dict],
     "own_files": {str: {str: str}},
@@ -78,10 +78,10 @@ def save_in(run_dir: Path, content: dict[str, Any]) -> None:
     """Save a run's newest checkpoint: first ``last.pt``, so no work is lost, then numbered."""
     last, path = last_checkpoint(run_dir), numbered_checkpoint(run_dir, content["iteration"])
     save(last, content)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        os.link(last, temporary)
-        os.replace(temporary, path)
+        with written(path) as temporary:
+            temporary.unlink()
+            os.link(last, temporary)
     except OSError:
         # Not every shared folder supports hard links.
         save(path, content)
@@ -97,21 +97,15 @@ def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
 
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` whole or not at all; raise UserError if that fails (a full disk)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Leftovers of processes killed while saving: only one process saves in a run.
-        for stale in path.parent.glob(".*.pt.*.tmp"):
+        for stale in path.parent.glob("*.pt.*.tmp"):
             stale.unlink(missing_ok=True)
-        with open(temporary, "wb") as file:
+        with written(path) as temporary, open(temporary, "wb") as file:
             torch.save({"format": FORMAT, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         # torch reports a failed write as RuntimeError.
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         kept = "; the earlier checkpoint is untouched" if path.exists() else ""
         raise UserError(f"{path}: cannot write the checkpoint: {_reason(error)}{kept}") from error
 

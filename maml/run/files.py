@@ -1,6 +1,5 @@
 """Write and read a run's files."""
 
-import contextlib
 import csv
 import io
 import json
@@ -9,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets.whole import written
 from maml.errors import UserError
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
@@ -25,13 +25,10 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; if that fails, raise a UserError that names the file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        with written(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 
 
@@ -86,9 +83,9 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool], *, mended: bool = False) -> None:
+def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the rows for which ``which`` is false; errors as in `read_rows` and `write_bytes`."""
-    rows = read_rows(path, mended=mended)
+    rows = read_rows(path)
     if not path.is_file():
         return
     text = "".join(json.dumps(row) + "\n" for row in rows if which(row))

@@ -85,12 +85,6 @@ class WandbSink:
         # Log the step as a value, not as wandb's own step: a resumed run may repeat a step.
         self._run.log({"iteration": step, **values})
 
-    def picture(self, name: str, path: Path, iteration: int) -> None:
-        """Log a picture."""
-        import wandb
-
-        self._run.log({"iteration": iteration, name: wandb.Image(str(path))})
-
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
@@ -125,12 +119,6 @@ class TensorboardSink:
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def picture(self, name: str, path: Path, iteration: int) -> None:
-        """Log a picture."""
-        from matplotlib.image import imread
-
-        self._writer.add_image(name, imread(path)[..., :3], iteration, dataformats="HWC")
-
     def close(self) -> None:
         """Flush the event file."""
         self._writer.close()
@@ -153,7 +141,7 @@ class RunLog:
     @todist.rank_zero_only
     def __init__(self, run_dir: Path, config: Config) -> None:
         self._path, self._name = run_dir / "metrics.jsonl", config.logger
-        self._work: SimpleQueue[Callable[[Sink], None] | None] = SimpleQueue()
+        self._rows: SimpleQueue[Row | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if make := SINKS.get(config.logger):
             # A daemon, because it may hang in the library for ever but must not delay the exit.
@@ -165,8 +153,8 @@ class RunLog:
         try:
             sink = make(run_dir)
             try:
-                while (work := self._work.get()) is not None:
-                    work(sink)
+                while (row := self._rows.get()) is not None:
+                    sink.write(row)
             finally:
                 sink.close()
         except Exception as error:
@@ -184,18 +172,8 @@ class RunLog:
     def write(self, row: Row) -> None:
         """Append one row to the file and hand it to the sink; errors as in `append_line`."""
         append_line(self._path, json.dumps(row))
-        if self.has_sink:
-            self._work.put(lambda sink: sink.write(row))
-
-    @property
-    def has_sink(self) -> bool:
-        """Whether there is a sink, which can take pictures; the file cannot."""
-        return self._thread is not None
-
-    @todist.rank_zero_only
-    def picture(self, name: str, path: Path, iteration: int) -> None:
-        """Hand a picture to the sink, which there is (`has_sink`)."""
-        self._work.put(lambda sink: sink.picture(name, path, iteration))
+        if self._thread is not None:
+            self._rows.put(row)
 
     @todist.rank_zero_only
     def close(self, *, failed: bool = False) -> None:
@@ -204,7 +182,7 @@ class RunLog:
         if feed is None:
             return
         seconds = LAST_WORDS_OF_A_FAILED_RUN if failed else LAST_WORDS
-        self._work.put(None)
+        self._rows.put(None)
         feed.join(seconds)
         if feed.is_alive():
             self._thread = None

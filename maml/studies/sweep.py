@@ -14,7 +14,7 @@ from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
 from maml.processes.signals import exit_code
 from maml.studies.sweeping import command, file
-from maml.studies.sweeping.sweep import FAILED, LOST, RUNNING, WAITING, Sweep
+from maml.studies.sweeping.sweep import FAILED, RUNNING, WAITING, Sweep
 from maml.studies.sweeping.worker import Workers, say
 
 
@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     add_trust(parser, "FILE")
     options = parser.parse_args(arguments)
     described = file.read(options.file, trust=options.trust)
+    if "early_terminate" in described.said:
+        say("early_terminate: left out; each trial runs to its end")
     folder = options.folder or Path("runs", "sweeps", options.file.stem)
     if options.workers:  # without workers, no trial runs
         command.check(described)
@@ -61,7 +63,7 @@ def _work(sweep: Sweep, workers: int, total: int | None) -> int:
         say(f"stopped by {by}; the same command continues")
         return exit_code(by)
     states = {trial.state for trial in sweep.trials()}
-    if states & {RUNNING, LOST}:
+    if RUNNING in states:
         say("other processes run the rest")
     elif WAITING in states:
         say("a trial was told to stop; the same command continues")

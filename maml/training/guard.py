@@ -100,29 +100,15 @@ class Guard:
             what += f", as at each of the last {SKIPPED_IN_A_ROW}"
         otherwise = "" if endless else "; --on-nonfinite skip goes on without such steps"
         advice = "" if of_data else "; a smaller --meta-lr or --inner-lr may help"
-        raise UserError(
-            f"{what}: {of_data or 'training has diverged'}; that step was not taken; "
-            f"{replay}{advice}{otherwise}"
-        )
+        reason = of_data or "training has diverged"
+        line = f"{what}: {reason}; that step was not taken; {replay}{advice}{otherwise}"
+        raise run.save_before(UserError(line)) from None
 
-    def forget_skipped(self) -> None:
-        """Drop the rows of skipped steps after the run's iteration: they may be taken now."""
-        now = self._run.iteration
-        if self._run.speaks:
-            files.keep_rows(
-                rows_of(self._run.dir),
-                lambda row: row["iteration"] <= now or row.get("action") != "skip",
-                mended=True,
-            )
-
-    def report(self) -> dict[str, Any]:
-        """Return ``diverged`` and ``skipped``, entries of result.json for a run that ends now."""
-        verdict = None
+    def diverged(self) -> dict[str, float] | None:
+        """Return the last loss and the first, if a run that ends now has diverged; else None."""
         if self._is_far() and self._beginning is not None:
-            verdict = {"loss": self._loss, "beginning": self._beginning}
-        rows = files.read_rows(rows_of(self._run.dir), mended=True)
-        skipped = {row["iteration"] for row in rows if row.get("action") == "skip"}
-        return {"diverged": verdict, "skipped": len(skipped)}
+            return {"loss": self._loss, "beginning": self._beginning}
+        return None
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain numbers, for its checkpoint."""

@@ -5,7 +5,6 @@ its ``state_dict``, which the network's author chose. A prefix may stand before 
 network was part of a larger module.
 """
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -57,9 +56,6 @@ def bring_history(run_dir: Path, config: Config) -> None:
     for folder in list(user_path("resume", config.resume).absolute().parents)[:2]:
         if (folder / rows.name).is_file():
             read_rows(folder / rows.name)
-            if refused := read_rows(folder / "nonfinite.jsonl", mended=True):
-                text = "".join(f"{json.dumps(row)}\n" for row in refused)
-                write_text(run_dir / "nonfinite.jsonl", text)
             write_text(rows, (folder / rows.name).read_text(encoding="utf-8"))
             return
 

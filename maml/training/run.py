@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from maml.config.fields import OF_A_CHECKPOINT, Config
 from maml.errors import UserError
@@ -22,9 +21,6 @@ from maml.run.provenance import own_files, warn_of_edits
 from maml.strategies.base import Strategy
 from maml.training.initial import bring_history
 from maml.worker import Share
-
-NOTHING: dict[str, Any] = {"totals": None, "count": 0, "skipped": 0, "seconds": 0.0}
-"""The sums of a `Window` that holds no step."""
 
 
 class Companion(Protocol):
@@ -65,6 +61,7 @@ class Run:
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
         self._companions: Mapping[str, Companion] = {}
+        self._window: Window | None = None
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # Read now, as they were imported: a user may edit the files while the run trains.
@@ -134,10 +131,24 @@ class Run:
             self._is_whole = True
             raise
 
-    def count(self, seconds: float) -> None:
-        """Count one iteration, which took ``seconds``."""
+    def count(self, share: Share | None, seconds: float) -> None:
+        """Count one iteration, which took ``seconds``; ``share`` is None if it was skipped."""
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
+        self._window = self._window or Window(self.worker.metric_names)
+        if share is None:
+            self._window.skip(seconds)
+        else:
+            self._window.add(share, seconds)
+
+    def report(self) -> dict[str, Any]:
+        """Write a row of the iterations since the row before, and return it; {} without any."""
+        window, self._window = self._window, None
+        if window is None:
+            return {}
+        row = window.row(self.strategy.report(), self.worker.stopwatch.take())
+        self.write(row | {"gradient_norm": self.optimizer.norm})
+        return row
 
     def content(self) -> dict[str, Any]:
         """Return the run's part of a checkpoint, without its companions."""
@@ -160,8 +171,11 @@ class Run:
         if not self.speaks:
             return
         with self.changing:
-            # Write the status first, so that it is never behind a checkpoint, even after a kill.
-            # Save the checkpoint even if the status cannot be written.
+            # Save the checkpoint even if one of these cannot be written. A row now, so that a run
+            # which goes on from the checkpoint has no sums without a row. The status before the
+            # checkpoint, so that it is never behind, even after a kill.
+            with contextlib.suppress(UserError):
+                self.report()
             with contextlib.suppress(UserError):
                 self.status("training")
             parts = {name: companion.state() for name, companion in self._companions.items()}
@@ -195,44 +209,29 @@ class Window:
 
     def __init__(self, names: tuple[str, ...]) -> None:
         """Begin empty; ``names`` are the names of the elements of `Share.totals`."""
-        self._names, self._sums = names, dict(NOTHING)
+        self._names = names
+        self._totals: Tensor | None = None
+        self._tasks, self._skipped, self._seconds = 0, 0, 0.0
 
     def add(self, share: Share, seconds: float) -> None:
         """Add a step that was taken."""
-        before = self._sums["totals"]
-        self._sums["totals"] = share.totals if before is None else before + share.totals
-        self._sums["count"] += share.n_tasks
-        self._sums["seconds"] += seconds
+        self._totals = share.totals if self._totals is None else self._totals + share.totals
+        self._tasks += share.n_tasks
+        self._seconds += seconds
 
     def skip(self, seconds: float) -> None:
         """Count a step that was not taken, without its numbers, which would spoil the means."""
-        self._sums["skipped"] += 1
-        self._sums["seconds"] += seconds
+        self._skipped += 1
+        self._seconds += seconds
 
-    def state(self) -> dict[str, Any]:
-        """Return the sums for a checkpoint, because their row may come much later."""
-        sums: dict[str, Any] = pytree.tree_map_only(Tensor, Tensor.cpu, self._sums)
-        return sums | {"names": list(self._names)}
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Restore what `state` returned, onto ``home``; begin anew if the metrics are others."""
-        names, totals = list(self._names), state.get("totals")
-        fits = totals is None or totals.shape == (len(names),)
-        # An earlier version did not save the names.
-        if state and fits and state.get("names", names) == names:
-            sums = {name: state[name] for name in NOTHING}
-            self._sums = pytree.tree_map_only(Tensor, lambda tensor: tensor.to(home), sums)
-
-    def close(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
-        """Return the row, with the strategy's ``report`` and the times ``spent``; begin anew."""
-        totals, count, skipped, seconds = (self._sums[name] for name in NOTHING)
+    def row(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
+        """Return the row, with the strategy's ``report`` and the times ``spent``."""
         row: dict[str, Any] = {}
-        if totals is not None:
-            row |= zip(self._names, (totals / count).tolist(), strict=True)
-        row["tasks_per_second"] = count / seconds
-        if skipped:
-            row["skipped"] = skipped
+        if self._totals is not None:
+            row |= zip(self._names, (self._totals / self._tasks).tolist(), strict=True)
+        row["tasks_per_second"] = self._tasks / self._seconds
+        if self._skipped:
+            row["skipped"] = self._skipped
         # The remaining time goes to messages and to waiting for other processes.
-        elsewhere = max(0.0, seconds - sum(spent.values()))
-        self._sums = dict(NOTHING)
+        elsewhere = max(0.0, self._seconds - sum(spent.values()))
         return row | report | {"time": spent | {"elsewhere": elsewhere}}

@@ -59,7 +59,6 @@ class Setup:
             self.lines.append(line)
         learner = self.worker.learner
         self.lines += [check_answers(learner), same_classes(self.worker, splits)]
-        self.lines.append(_too_few_to_keep(self.config))
         self.lines += check_own_tasks(self.worker, splits, trains=True)
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
@@ -117,19 +116,3 @@ class Setup:
                     )
                     self.config = with_values(self.config, run_dir=run_dir)
                 yield strategy.drives
-
-
-def _too_few_to_keep(config: Config) -> str:
-    """Return a warning if fewer checkpoints than ``--keep-best`` will be validated, else ""."""
-    saves, validates, last = config.checkpoint_every, config.eval_every, config.iterations
-    if not config.keep_best:
-        return ""
-    both = math.lcm(saves, validates)
-    # The last iteration is always saved.
-    count = last // both + (last % validates == 0 and last % both != 0)
-    if count >= config.keep_best:
-        return ""
-    return (
-        f"warning: --keep-best {config.keep_best}: --checkpoint-every {saves} and --eval-every "
-        f"{validates} both fall on only {count} of {last} iterations, so no more can be kept"
-    )

@@ -19,11 +19,8 @@ from maml.evaluation.scores import (
     summary,
     with_headline,
 )  # fmt: skip
-from maml.library.model import Model
 from maml.params import Params
-from maml.plots import style
 from maml.plots.curves import draw_curves
-from maml.plots.tasks import panel
 from maml.run.files import TESTED, read_rows, write_tasks
 from maml.training.run import Run
 from maml.worker import Worker
@@ -149,15 +146,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     return result | with_headline(scores, transductive=config.transductive)
 
 
-def draw(run: Run, tested: tuple[int, Params], result: dict[str, Any]) -> None:
-    """Draw the run; hand the sink the curves, and a test task with its answers."""
-    iteration, params = tested
+def draw(run: Run, params: Params, result: dict[str, Any]) -> None:
+    """Draw the run's curves."""
     curves = draw_curves(run.dir, run.config, result, run.worker, params)
-    if run.log.has_sink:
-        run.log.picture("pictures/curves", curves, run.iteration)
-        if registry.learner(run.config.learner).tasks == "episodes":
-            drawn = panel(Model(run.worker.learner, params, iteration, run.worker.device))
-            if drawn is not None:
-                path = style.save(drawn, run.dir / "task", pdf=False)
-                run.log.picture("pictures/task", path, run.iteration)
     run.say(f"run directory {run.dir}, plot {curves}")

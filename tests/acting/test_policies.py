@@ -259,8 +259,3 @@ def test_a_policy_is_trained_resumed_evaluated_and_drawn(tmp_path: Path) -> None
     assert row["return"] == pytest.approx(found["return"])
     with pytest.raises(UserError, match="it acts, and answers no queries"):
         maml.load(tmp_path / "whole", trust=True)
-    lstm = {"network": "tests.acting.test_policies:Recurrent", "iterations": 1, "horizon": 2}
-    train(config, tmp_path / "any", **lstm, test_tasks=0)
-    says = r"--data cartpole: .* \[4\] and discrete actions .* \[2\] and continuous actions"
-    with pytest.raises(UserError, match=says):
-        evaluate.main([str(tmp_path / "any"), "--data", "cartpole", "--trust"])

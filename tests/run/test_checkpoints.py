@@ -60,21 +60,14 @@ def test_the_newest_are_kept(links: bool, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_best_stay(tmp_path: Path) -> None:
     """The best validated checkpoints stay in addition to the newest, also after a resumption."""
-    config = with_values(CONFIG, eval_every=2, keep_checkpoints=1, keep_best=2, iterations=6)
+    values = {"eval_every": 2, "checkpoint_every": 5, "keep_checkpoints": 1, "keep_best": 2}
+    config = with_values(CONFIG, **values, iterations=6)
     train(config, tmp_path)
     for iterations in (6, 17):
         train(config, tmp_path, iterations=iterations)
         losses = {row["iteration"]: row["loss"] for row in metrics(tmp_path) if "split" in row}
         assert list(losses) == list(range(2, iterations + 1, 2))
         assert kept(tmp_path) == sorted({*sorted(losses, key=losses.__getitem__)[:2], iterations})
-
-
-def test_too_few_to_keep(tmp_path: Path, capsys: Any) -> None:
-    for saves, count in ((5, 1), (4, 2), (2, 3)):  # the last, 6, is saved in any case
-        config = with_values(CONFIG, eval_every=2, checkpoint_every=saves, iterations=6)
-        train(config, tmp_path / str(saves), keep_best=3)
-        said = [f"fall on only {count} of 6 " in line for line in warnings_of(capsys)]
-        assert said == [True] * (count < 3)
 
 
 def best_of(rows: list[dict[str, Any]], there: Path) -> list[int]:
@@ -253,7 +246,7 @@ def test_another_networks_model(tmp_path: Path) -> None:
     # A part of the wrong type or value.
     path = last_checkpoint(tmp_path)
     parts = {"config": None, "optimizer": {}, "model": [1], "iteration": -5, "seconds": math.nan}
-    parts |= {part: {"x": 1} for part in ("guard", "window", "best", "own_files")}
+    parts |= {part: {"x": 1} for part in ("guard", "best", "own_files")}
     parts |= {"starts": [5]}
     for part, value in parts.items():
         checkpoint.save(path, {**whole, part: value})

@@ -82,9 +82,6 @@ def test_a_sink_gets_the_rows_of_the_file(tmp_path: Path, monkeypatch: Any, caps
         *(None, None, "validation", None, None, "validation", "test")
     ]
     sink.close.assert_called_once_with()
-    assert {call.args[:2] for call in sink.picture.call_args_list} == {
-        (f"pictures/{name}", tmp_path / f"{name}.png") for name in ("curves", "task")
-    }
     assert "--logger" not in capsys.readouterr().err
 
 
@@ -112,8 +109,7 @@ def test_a_silent_sink_holds_nobody_up(tmp_path: Path, monkeypatch: Any, capsys:
     answer.set()
 
 
-def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # with pictures
+def test_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     values = {"iterations": 4, "log_every": 2, "eval_every": 4, "test_tasks": 2}
@@ -127,7 +123,6 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert found == [pytest.approx(value, rel=1e-6)]
     scalars = set(events.Tags()["scalars"])
     assert {"train/loss", "train/time/computing", "validation/after/0"} <= scalars
-    assert set(events.Tags()["images"]) == {"pictures/curves", "pictures/task"}
 
 
 def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:

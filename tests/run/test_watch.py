@@ -126,28 +126,26 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     return begin
 
 
-def test_a_damaged_one_is_left_out(directory: Path, capsys: Any) -> None:
-    """If the last checkpoint is damaged, the exit code is 1."""
-    for n, code in ((4, 0), (7, 1)):
-        numbered_checkpoint(directory, n).write_bytes(b"")
-        assert command(directory, "--split", ("test", "validation")[code]) == code
-        err = capsys.readouterr().err
-        assert err.count("not a readable checkpoint") == 1 + code
-    assert iterations(directory) == [2, 6, 7, 2, 6]
-    assert "after iteration 7, but its last checkpoint is damaged\n" in err
-
-
 def said(directory: Path, state: str, iteration: int = 7) -> Callable[[], None]:
     return lambda: run_directory.write_status(directory, state, iteration)
 
 
-def test_a_damaged_one_may_be_written_again(directory: Path, play: Any) -> None:
+def test_a_damaged_one_is_left_out_unless_it_is_written_again(
+    directory: Path, play: Any, capsys: Any
+) -> None:
     path = numbered_checkpoint(directory, 4)
     whole = path.read_bytes()
     path.write_bytes(b"")
     said(directory, "training")()
-    play(lambda: path.write_bytes(whole), said(directory, "finished"))
+    play(int, lambda: path.write_bytes(whole), said(directory, "finished"))
     assert command(directory) == 0 and iterations(directory) == [2, 6, 7, 4]
+    assert capsys.readouterr().err.count("not a readable checkpoint") == 1
+    numbered_checkpoint(directory, 7).write_bytes(b"")
+    play()
+    assert command(directory, "--poll", "5", "--split", "validation") == 1
+    assert iterations(directory) == [2, 6, 7, 4, 2, 4, 6]
+    err = capsys.readouterr().err
+    assert "training has finished; checkpoint 7 is missing or damaged\n" in err
 
 
 def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> None:
@@ -167,7 +165,7 @@ def test_what_comes_late_or_changes(directory: Path, play: Any, capsys: Any) -> 
     now = play()
     assert command(directory, "--poll", "5", "--split", "validation") == 1
     assert 90 < now[0] < 100
-    assert "training has finished, but checkpoint 7 is not there\n" in capsys.readouterr().err
+    assert "training has finished; checkpoint 7 is missing or damaged\n" in capsys.readouterr().err
 
 
 def test_gone_between_listing_and_reading(directory: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -144,7 +144,7 @@ def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
         trial = sweep.take(None)
         assert trial is not None
         made(trial.run_dir, inner_lr=inner_lr, adapt=adapt)
-        sweep.end(trial, "finished", 0.5)
+        sweep.end(trial, 0.5)
     for values in ("inner_lr=0.1", "inner-lr=1e-1,my-part=a", "adapt=*,@norm=0,my_part=a"):
         assert arms.read(f"{sweep.folder}:{values}", None).first.config.inner_lr == 0.1
     own = made(tmp_path / "at 12:lr=1")  # a folder whose name looks so

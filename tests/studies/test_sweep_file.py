@@ -154,7 +154,6 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
         ({"program": "nowhere.py"}, "program: there is no nowhere.py here"),
         ({"metric": None}, "metric: name one, as in"),
-        ({"early_terminate": {"type": "hyperband", "min_iter": 0.5}}, "early_terminate: must be"),
         ({"parameters": {"inner_lrr": {"value": 1}}}, "--inner-lrr.*did you mean --inner-lr"),
         ({"parameters": {"inner_lr": {"values": [0.4, -1]}}}, "with inner_lr=-1: --inner-lr"),
     ],

@@ -16,16 +16,16 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.pruners import BasePruner, NopPruner, SuccessiveHalvingPruner
 
 from maml.errors import UserError
 
 METHODS = ("grid", "random", "bayes")
-IGNORED = ("apiVersion", "kind", "controller", "description", "entity", "project", "name")
-"""Keys that W&B reads, but that a sweep without a server does not need."""
-KNOWN = (
-    "method", "parameters", "program", "command", "metric", "early_terminate", "run_cap", *IGNORED
+IGNORED = (
+    "apiVersion", "kind", "controller", "description", "entity", "project", "name",
+    "early_terminate",
 )  # fmt: skip
+"""Keys that W&B reads, but that a sweep without a server does not need."""
+KNOWN = ("method", "parameters", "program", "command", "metric", "run_cap", *IGNORED)
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
 
 
@@ -50,7 +50,6 @@ class SweepFile:
     goal: Literal["minimize", "maximize"]
     command: tuple[str, ...]
     """The words of the command; macros are not filled in."""
-    pruner: BasePruner
     trusted: bool
     """Whether the file may name other programs than ours, and a user's own code."""
 
@@ -113,9 +112,7 @@ def _read(path: Path, said: Any, trust: bool) -> SweepFile:
         if method == "grid" and known is None:
             raise ValueError(f"parameters: {name}: a grid needs a finite number of values")
     metric, goal = _metric(said.get("metric"))
-    pruner = _pruner(said.get("early_terminate"))
-    command = _command(said)
-    return SweepFile(path, said, method, space, values, metric, goal, command, pruner, trust)
+    return SweepFile(path, said, method, space, values, metric, goal, _command(said), trust)
 
 
 def _metric(said: Any) -> tuple[str, Literal["minimize", "maximize"]]:
@@ -139,19 +136,6 @@ def _command(said: dict[str, Any]) -> tuple[str, ...]:
     if not any(word.startswith("${args") for word in words):
         raise ValueError("command: has no ${args}, so that every trial would be the same")
     return words
-
-
-def _pruner(said: Any) -> BasePruner:
-    """Return Optuna's counterpart of W&B's rule: Hyperband without its brackets."""
-    if said is None:
-        return NopPruner()
-    form = "early_terminate: must be {type: hyperband, min_iter: 2, eta: 3}"
-    if not isinstance(said, dict) or said.keys() - {"eta"} != {"type", "min_iter"}:
-        raise ValueError(form)
-    first, eta = said["min_iter"], said.get("eta", 3)
-    if said["type"] != "hyperband" or not (type(first) is type(eta) is int) or first < 1 or eta < 2:
-        raise ValueError(form)
-    return SuccessiveHalvingPruner(first, reduction_factor=eta)
 
 
 # ---- parameters: W&B's distributions, each as one of Optuna's --------------------------------

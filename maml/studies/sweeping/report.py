@@ -1,20 +1,15 @@
-"""Write a sweep's ``report.md``: all settings, each parameter's effect, which differences hold."""
+"""Write a sweep's ``report.md``: all settings, and which differences hold."""
 
-import textwrap
 from pathlib import Path
 from statistics import fmean, stdev
 
-from optuna.distributions import CategoricalDistribution
-
 from maml.errors import UserError
-from maml.plots import style
-from maml.plots.style import BLUE
 from maml.run.files import TESTED, write_text
 from maml.run.reading import read
 from maml.studies import compare, grid
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, LOST, STOPPED, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, Sweep, Trial
 
 COMPARED = 12
 """At most this many of the best settings are compared."""
@@ -35,7 +30,6 @@ def write(sweep: Sweep) -> Path:
     parts = [
         _head(sweep),
         _settings(sweep.file.metric, settings),
-        _slices(sweep, names, ended),
         _differences(sweep.folder, settings),
         _failures(sweep),
     ]
@@ -70,33 +64,9 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
         values = _values(trials)
         mean = compare.plain(fmean(values), metric)
         spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
-        stopped = sum(trial.state == STOPPED for trial in trials)
-        rows.append([name, mean, spread, str(len(values)), str(stopped or "–")])
-    shown = grid(["setting", metric, "spread", "trials", "stopped early"], rows)
+        rows.append([name, mean, spread, str(len(values))])
+    shown = grid(["setting", metric, "spread", "trials"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
-
-
-def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
-    """Draw every trial's metric against each parameter."""
-    if not names:
-        return ""
-    metric, rows = sweep.file.metric, -(-len(names) // 4)
-    drawn, axes = style.figure(rows, min(len(names), 4), (3.2, 3.2), sharey=True)
-    for axis in axes.flat[len(names) :]:
-        axis.set_axis_off()
-    for axis, name in zip(axes.flat, names, strict=False):
-        space, x = sweep.file.space[name], [trial.record.params[name] for trial in trials]
-        if isinstance(space, CategoricalDistribution):
-            x = [space.choices.index(value) for value in x]
-            shown = [textwrap.fill(str(choice), 16) for choice in space.choices]
-            axis.set_xticks(range(len(shown)), shown, rotation=30, ha="right", fontsize=8)
-            axis.margins(x=0.2)
-        elif getattr(space, "log", False):
-            axis.set_xscale("log")
-        axis.plot(x, _values(trials), "o", color=BLUE, alpha=0.5)
-        style.finish(axis, name, metric * (axis in axes[:, 0]), metric=metric)
-    style.save(drawn, sweep.folder / "effects")
-    return "## Parameters\n\n![each trial by each parameter](effects.png)"
 
 
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
@@ -119,9 +89,9 @@ def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:
 
 
 def _failures(sweep: Sweep) -> str:
-    trials = [trial for trial in sweep.trials() if trial.state in (FAILED, LOST)]
     lines = [
-        f"- trial {t.record.number}: {t.record.user_attrs['reason'] or t.state} (`{t.log}`)"
-        for t in trials
+        f"- trial {t.record.number}: {t.record.user_attrs['reason']} (`{t.log}`)"
+        for t in sweep.trials()
+        if t.state == FAILED
     ]
     return "## What failed\n\n" + "\n".join(lines) if lines else ""

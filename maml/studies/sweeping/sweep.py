@@ -8,7 +8,6 @@ locks/0007     the lock of the process that works on trial 7, with its signs of 
 """
 
 import contextlib
-import math
 import random
 import time
 import uuid
@@ -32,17 +31,9 @@ from maml.studies.sweeping.file import Point, SweepFile
 
 GRACE = 30.0
 """Seconds after which a silent process counts as lost; Optuna's locks use the same time."""
-WAITING, RUNNING, FINISHED, STOPPED, FAILED, LOST = STATES = (
-    "waiting", "running", "finished", "stopped early", "failed", "lost"
-)  # fmt: skip
-"""The states of a trial. Lost: its worker ended without a record; the next worker takes it up."""
-RECORDED = {
-    WAITING: TrialState.WAITING, FAILED: TrialState.WAITING, RUNNING: TrialState.RUNNING,
-    FINISHED: TrialState.COMPLETE, STOPPED: TrialState.PRUNED,
-}  # fmt: skip
-"""Optuna's state for each of ours. Optuna could not change a failed trial any more, even with
---retry. So a failed trial waits there, and the reason for its failure is stored with it."""
-FIXED = ("method", "metric", "program", "command", "early_terminate")
+WAITING, RUNNING, FINISHED, FAILED = STATES = ("waiting", "running", "finished", "failed")
+"""The states of a trial. Waiting: its worker was stopped or killed; the next worker takes it up."""
+FIXED = ("method", "metric", "program", "command")
 """The keys of a file whose values must not change after the first trial."""
 TRIES = 100
 """Random draws for a new point. If all draws are old points, take the first new grid point."""
@@ -73,7 +64,7 @@ class Sweep:
             self._storage = _journal(folder / "journal.log")
             names = optuna.get_all_study_names(self._storage)
             self.study = optuna.create_study(
-                storage=self._storage, direction=file.goal, pruner=file.pruner,
+                storage=self._storage, direction=file.goal,
                 study_name=names[0] if names else f"{file.path.stem}-{uuid.uuid4().hex[:8]}",
                 load_if_exists=True,
             )  # fmt: skip
@@ -109,11 +100,11 @@ class Sweep:
 
     def _read(self, record: FrozenTrial) -> Trial:
         name, said = f"{record.number:04d}", record.user_attrs
-        state = next(state for state, of in RECORDED.items() if of == record.state)
-        if state == WAITING and said["reason"]:
+        state = RUNNING if _is_held(self.folder / "locks" / name) else WAITING
+        if record.state.is_finished():
+            state = FINISHED
+        elif said["reason"]:
             state = FAILED
-        if state == RUNNING and not _is_held(self.folder / "locks" / name):
-            state = LOST
         folders = self.folder / "trials" / name, self.folder / "logs" / f"{name}.log"
         return Trial(record, state, *folders, ExitStack())
 
@@ -125,19 +116,15 @@ class Sweep:
         return trial._replace(state=RUNNING)
 
     def take(self, total: int | None) -> Trial | None:
-        """Take a lost, waiting or new trial for this process and return it; None if none is left.
+        """Take a waiting or new trial for this process and return it; None if none is left.
 
         ``total`` is the number of trials in all; None means the file's run_cap.
         """
         with _alone(self.folder / "next"):
             trials = self.trials()
             for trial in trials:
-                if trial.state == WAITING:
-                    id = trial.record._trial_id
-                    self._storage.set_trial_state_values(id, TrialState.RUNNING)
-                    return self._held(trial)
                 # A killed worker's training may live on for a moment.
-                if trial.state == LOST and not _is_held(trial.run_dir / ".lock"):
+                if trial.state == WAITING and not _is_held(trial.run_dir / ".lock"):
                     return self._held(trial)
             past = [trial.record for trial in trials]
             point = next_point(self.file, past, self.study.study_name)
@@ -151,25 +138,16 @@ class Sweep:
             self.study.add_trial(record)
             return self._held(self.trials()[-1])
 
-    def does_badly(self, trial: Trial, values: list[float]) -> bool:
-        """Record a running trial's metric so far; return whether the trial should end early."""
-        worst = -math.inf if self.file.goal == "maximize" else math.inf
-        live = optuna.Trial(self.study, trial.record._trial_id)
-        known = len(self._storage.get_trial(live._trial_id).intermediate_values)
-        for step, value in enumerate(values[known:], known + 1):
-            live.report(value if math.isfinite(value) else worst, step)
-            if live.should_prune():
-                return True
-        return False
-
-    def end(self, trial: Trial, state: str, value: float | None = None, reason: str = "") -> None:
-        """Record how a trial ended, and release it; the next worker continues a `WAITING` trial."""
+    def end(self, trial: Trial, value: float | None, reason: str = "") -> None:
+        """Record a trial's metric, or the ``reason`` of its failure; release the trial."""
         id = trial.record._trial_id
         with trial.hold, _alone(self.folder / "next"):
-            if self._storage.get_trial(id).state == TrialState.RUNNING:  # if not, others ended it
-                self._storage.set_trial_user_attr(id, "reason", reason)
-                values = None if value is None else [value]
-                self._storage.set_trial_state_values(id, RECORDED[state], values)
+            if self._storage.get_trial(id).state.is_finished():
+                return  # others ended it
+            # With a metric, Optuna could not change the trial any more, even with --retry.
+            self._storage.set_trial_user_attr(id, "reason", reason)
+            if value is not None:
+                self._storage.set_trial_state_values(id, TrialState.COMPLETE, [value])
 
     def retry_failed(self) -> int:
         """Let failed trials wait to be continued; return how many."""
@@ -233,13 +211,14 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction=file.goal, sampler=sampler)
     for trial in past:
-        # `ask` would return a waiting trial. ValueError: the file had wider bounds before.
+        # `ask` would return a waiting trial: one that an earlier version stopped, or that failed.
+        # ValueError: the file had wider bounds before.
         if trial.state != TrialState.WAITING:
             with contextlib.suppress(ValueError):
                 study.add_trial(
                     create_trial(
                         state=trial.state, values=trial.values, params=trial.params,
-                        distributions=file.space, intermediate_values=trial.intermediate_values,
+                        distributions=file.space,
                     )
                 )  # fmt: skip
     return study

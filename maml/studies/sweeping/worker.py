@@ -1,12 +1,10 @@
 """A worker: takes a trial, runs its command to the end, and takes the next."""
 
 import contextlib
-import ctypes
 import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from optuna.pruners import NopPruner
 
 from maml.errors import UserError
 from maml.evaluation.best import best
@@ -24,7 +21,7 @@ from maml.run.files import read_rows
 from maml.run.reading import history
 from maml.studies.sweeping.command import command_of
 from maml.studies.sweeping.file import setting_of
-from maml.studies.sweeping.sweep import FAILED, FINISHED, LOST, STOPPED, WAITING, Sweep, Trial
+from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 
 T = TypeVar("T")
 LOOK = 0.2
@@ -34,8 +31,7 @@ PATIENCE = 60.0
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
 say = partial(print, flush=True)
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_end_with_the_parent = torch.multiprocessing._prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 
 def share(whole: list[T], worker: int, workers: int) -> list[T]:
@@ -76,8 +72,8 @@ class Workers:
             if trial is not None:
                 with trial.hold:
                     self._do(trial, gpus)
-            elif any(each.state == LOST for each in self._sweep.trials()):
-                time.sleep(1.0)  # the training of a lost trial ends soon
+            elif any(each.state == WAITING for each in self._sweep.trials()):
+                time.sleep(1.0)  # the training of a killed worker ends soon
             else:
                 return
 
@@ -92,19 +88,19 @@ class Workers:
             again = " goes on" if trial.run_dir.is_dir() else ""
             say(f"{shown}{again}: {trial.run_dir}")
             state, reason = self._train(trial, gpus)
-        if state in (FINISHED, STOPPED):
+        if state == FINISHED:
             value = value_of_run(trial.run_dir, file.metric)
             if value is None:
                 state, reason = FAILED, f"no {file.metric} in metrics.jsonl, so the sweep ends"
                 self._ending = True  # no other trial would have it
             elif not math.isfinite(value):
                 state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
-        self._sweep.end(trial, state, value, reason)
         if state == WAITING:
             # A scheduler sends a stop signal to all processes of a job, so end this process, too.
             self._ending = True
             say(f"{shown}: it was told to stop; it waits to be continued")
         else:
+            self._sweep.end(trial, value, reason)
             said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
             say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
 
@@ -116,14 +112,23 @@ class Workers:
             with open(trial.log, "ab") as log:
                 log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
                 log.flush()
+                # The trial stops when the thread that started it ends; only Linux can do this.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True, preexec_fn=_end_with_the_worker,
+                    env=environment, start_new_session=True,
+                    preexec_fn=partial(_end_with_the_parent, signal.SIGTERM),
                 )  # fmt: skip
         except OSError as error:
             return FAILED, f"{command[0]}: {error.strerror}"
+        told = False
         try:
-            asked = self._look_after(process, trial)
+            while process.poll() is None and not told:
+                told = bool(self._stop or self._ending)
+                time.sleep(LOOK)
+            if told:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(PATIENCE)
         finally:
             if process.poll() is None:
                 with contextlib.suppress(OSError):
@@ -131,28 +136,7 @@ class Workers:
         code = process.wait()
         if code == 0:
             return FINISHED, ""
-        if asked or code in STOPS:
-            return asked or WAITING, ""
-        return FAILED, _reason(code, trial.log)
-
-    def _look_after(self, process: subprocess.Popen[bytes], trial: Trial) -> str:
-        """Wait for a trial's process; return the state that it was told to end in, or ""."""
-        asked, deadline, size = "", math.inf, 0
-        rows, file = trial.run_dir / "metrics.jsonl", self._sweep.file
-        while process.poll() is None and time.monotonic() < deadline:
-            if not asked:
-                grown = rows.stat().st_size if rows.is_file() else 0
-                if self._stop or self._ending:
-                    asked = WAITING
-                elif grown != size and not isinstance(file.pruner, NopPruner):
-                    values = history(read_rows(rows), file.metric)
-                    asked = STOPPED if self._sweep.does_badly(trial, [*values.values()]) else ""
-                size = grown
-                if asked:
-                    deadline = time.monotonic() + PATIENCE
-                    process.send_signal(signal.SIGTERM)
-            time.sleep(LOOK)
-        return asked
+        return (WAITING, "") if told or code in STOPS else (FAILED, _reason(code, trial.log))
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:
@@ -166,12 +150,6 @@ def value_of_run(run_dir: Path, metric: str) -> float | None:
                 chosen = best(run_dir, values, transductive=config.transductive)
                 values = {chosen[0]: values[chosen[0]]} if chosen else values
     return next(reversed(values.values()), None)
-
-
-def _end_with_the_worker() -> None:
-    """In a trial's process, before its program: stop when the thread that started it ends."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _reason(code: int, log: Path) -> str:

@@ -137,6 +137,7 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     assert report.index("| good=0.5  | 43.75 %") < report.index("| good=0.25 ")
     assert "Ranked by test/accuracy (maximize)" in report and "chosen on them" in report
     assert report.count(": exit code 2: as was asked (`") == 2
+    assert (tmp_path / "there" / "effects.png").exists()
     # Without workers, the report shows what there is.
     assert swept(path, "--workers", "0", "--report") == 0
     assert (tmp_path / "there" / "report.md").read_text() == report

@@ -1,9 +1,14 @@
-"""Write a sweep's ``report.md``: all settings, and which differences hold."""
+"""Write a sweep's ``report.md``: all settings, each parameter's effect, which differences hold."""
 
+import textwrap
 from pathlib import Path
 from statistics import fmean, stdev
 
+from optuna.distributions import CategoricalDistribution
+
 from maml.errors import UserError
+from maml.plots import style
+from maml.plots.style import BLUE
 from maml.run.files import TESTED, write_text
 from maml.run.reading import read
 from maml.studies import compare, grid
@@ -30,6 +35,7 @@ def write(sweep: Sweep) -> Path:
     parts = [
         _head(sweep),
         _settings(sweep.file.metric, settings),
+        _slices(sweep, names, ended),
         _differences(sweep.folder, settings),
         _failures(sweep),
     ]
@@ -67,6 +73,29 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
         rows.append([name, mean, spread, str(len(values))])
     shown = grid(["setting", metric, "spread", "trials"], rows)
     return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
+
+
+def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
+    """Draw every trial's metric against each parameter."""
+    if not names:
+        return ""
+    metric, rows = sweep.file.metric, -(-len(names) // 4)
+    drawn, axes = style.figure(rows, min(len(names), 4), (3.2, 3.2), sharey=True)
+    for axis in axes.flat[len(names) :]:
+        axis.set_axis_off()
+    for axis, name in zip(axes.flat, names, strict=False):
+        space, x = sweep.file.space[name], [trial.record.params[name] for trial in trials]
+        if isinstance(space, CategoricalDistribution):
+            x = [space.choices.index(value) for value in x]
+            shown = [textwrap.fill(str(choice), 16) for choice in space.choices]
+            axis.set_xticks(range(len(shown)), shown, rotation=30, ha="right", fontsize=8)
+            axis.margins(x=0.2)
+        elif getattr(space, "log", False):
+            axis.set_xscale("log")
+        axis.plot(x, _values(trials), "o", color=BLUE, alpha=0.5)
+        style.finish(axis, name, metric * (axis in axes[:, 0]), metric=metric)
+    style.save(drawn, sweep.folder / "effects")
+    return "## Parameters\n\n![each trial by each parameter](effects.png)"
 
 
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:

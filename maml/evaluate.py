@@ -86,6 +86,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     for name, (_, kind, what) in ASKED.items():
         parser.add_argument(f"--{name}", type=kind, help=f"{what} (default: as in the run)")
     add_here(parser)
+    parser.add_argument("--data", help=argparse.SUPPRESS)
     text = "evaluate every checkpoint until training ends; you may start it before the training"
     parser.add_argument("--watch", action="store_true", help=text)
     text = "--watch: seconds between looks (default: 5)"
@@ -93,6 +94,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     text = "--watch: seconds without a change in RUN_DIR after which to give up (default: 3600)"
     parser.add_argument("--patience", type=positive, default=3600.0, help=text)
     options = parser.parse_args(arguments)
+    if options.data:
+        run = options.run_dir
+        raise UserError(
+            f"--data: test on other data in a new run: train_maml.py --config {run}/config.yaml "
+            f"--init {run} --iterations 0 --data {options.data} --data-root PATH"
+        )
     for name in ("iteration", "ensemble"):
         if options.watch and getattr(options, name) is not None:
             raise UserError(f"--{name}: --watch evaluates every checkpoint")

@@ -1,5 +1,6 @@
 """``maml.MAML(module)`` and its family, against plain loops of torch."""
 
+import contextlib
 import contextvars
 import copy
 import functools
@@ -177,9 +178,26 @@ class Linked(nn.Module):
         return self.drop(self.kept.get("h", hidden))
 
 
-class Normed(nn.Module):
-    def forward(self, g: Tensor, v: Tensor) -> Tensor:
-        return v * (g / v.norm(dim=1, keepdim=True))
+class Inspecting(nn.Module):
+    """A network that looks for its layers, clamps gradients, and has a context for checkpoints."""
+
+    again = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Tanh())
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = contextlib.nullcontext(), contextlib.nullcontext()
+        again = functools.partial(
+            checkpoint, self.body, use_reentrant=False, context_fn=lambda: own
+        )
+        hidden = (again if self.again else self.body)(x.flatten(1))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient.clamp(-0.02, 0.02))
+        (norm,) = (layer for layer in self.modules() if isinstance(layer, nn.BatchNorm1d))
+        return self.head(hidden * norm.num_features**-0.5 + norm.weight)
 
 
 def hooked(norm: nn.Module) -> nn.Module:
@@ -205,6 +223,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "two outputs": lambda: TwoOutputs().double(),
     "words": lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double(),
     "buffers": Buffers,
+    "inspecting": lambda: Inspecting().double(),
     "keeping": lambda: Keeping().double(),
     "pruned": lambda: nn.Sequential(
         nn.Flatten(), l1_unstructured(nn.Linear(16, 3).double(), "weight", 0.5)
@@ -265,7 +284,10 @@ def by_loop(
 
 @pytest.mark.parametrize(
     ("name", "sizes"),
-    [*((name, (6, 6, 6)) for name in NETWORKS), ("lstm", (3, 6, 9)), ("batch norm", (6,))],
+    [
+        *((name, (6, 6, 6)) for name in NETWORKS if name != "inspecting"),
+        *(("lstm", (3, 6, 9)), ("batch norm", (6,)), ("inspecting", (6,))),
+    ],
 )
 def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...]) -> None:
     torch.manual_seed(0)
@@ -277,8 +299,7 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
     if name == "words":  # each example has four words, with a target each
         tasks = [(a, b[:, None].expand(-1, 4), c, d[:, None].expand(-1, 4)) for a, b, c, d in tasks]
     plain: Any = network if name == "pruned" else copy.deepcopy(network)  # torch cannot copy it
-    if name == "weight norm":  # torch's own second derivative is wrong
-        plain[1].parametrizations.weight[0] = Normed()
+    plain.again = False  # torch's `functional_call` computes a checkpoint with other weights
     learner = maml.MAML(network, inner_lr=0.1, inner_steps=3, loss=LOSSES.get(name))
     if name == "buffers":  # the learner sees the change of a tensor that it shares
         network.gain.fill_(2.0), plain.gain.fill_(2.0)  # type: ignore[operator]
@@ -297,6 +318,27 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
     if name == "two outputs":  # a learner whose loss is not the network's alone
         other = maml.CAVIA(network, loss=of_both)
         torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), other(tasks))
+
+
+def test_torch_has_the_second_derivative_of_weight_norm() -> None:
+    v = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda v, g: torch._weight_norm(v, g, 0), (v, g))
+
+
+def test_a_loss_that_keeps_outputs_meanwhile_is_computed_by_one_thread() -> None:
+    kept = dict[str, Tensor]()
+
+    def slow(outputs: Tensor, y: Tensor) -> Tensor:
+        kept["outputs"] = outputs
+        time.sleep(0.01)
+        return F.cross_entropy(kept["outputs"], y)
+
+    torch.set_num_threads(2)
+    network = dense()
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=1, loss=slow, batching="tasks")
+    expected, _ = by_loop(network, made(), 1, 0.1)
+    torch.testing.assert_close(learner(made()), expected)
 
 
 def test_threads_share_a_learner() -> None:

@@ -107,12 +107,18 @@ def found_in(
     try:
         with draws.alone(), kept():
             before, outside = state(), kept_outside(learner, learner.criterion)
-            found = list(each(learner, function, tasks, where))
+            found, failed = list[T](), None
+            try:
+                found += each(learner, function, tasks, where)
+            except Exception as error:
+                failed = error
             drawn = state() != before
         shared = not is_same(outside, kept_outside(learner, learner.criterion))
         if (drawn and not learner.draws) or (shared and not learner.shares):
             learner.draws, learner.shares = learner.draws or drawn, learner.shares or shared
             found = list(each(learner, function, tasks, where))
+        elif failed is not None:
+            raise failed
     finally:
         learner.batching = batching
     return found

@@ -123,12 +123,10 @@ class Cluster:
         self.until(lambda: self._states() == {"idle"})
 
     def _daemon(self, host: int, command: Sequence[str]) -> None:
-        # The shell is process 1 there, and so collects what ends within.
-        command = self._network.on(host, ["sh", "-c", '"$@" & wait', command[0], *command])
         with open(self.folder / "daemons.log", "ab") as log:
             self._daemons.append(subprocess.Popen(
-                command, env=self._environment, cwd=REPO, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=log, start_new_session=True,
+                self._network.on(host, command), env=self._environment, cwd=REPO,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             ))  # fmt: skip
 
     def until(self, true: Callable[[], object]) -> None:

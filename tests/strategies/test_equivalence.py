@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.launching import run, run_torchrun, torchrun
+from tests.launching import run, torchrun
 from tests.runs import metrics, result
 
 # Three validation tasks are fewer than five ranks and their four trainers. Seven test tasks are
@@ -32,6 +32,8 @@ STRATEGIES = {
 MODES = {
     "param-server async": [*SERVER, "--ps-mode", "async"],
     "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
+    "param-server remote": [*SERVER, "--ps-forward", "remote"],
+    "param-server async remote": [*SERVER, "--ps-mode", "async", "--ps-forward", "remote"],
 }
 # The learners. Each is compared with a run of one process.
 LEARNERS = {
@@ -83,6 +85,7 @@ BY_SIZE = {
     # With one trainer, no other trainer's update can come between.
     2: [
         *(("local", name) for name in [*STRATEGIES, "param-server async"]),
+        ("local", "param-server async remote"),
         ("supervised", "rpc chunk"),
         ("sinusoid", "rpc chunk"),
         # Learners other than maml, each with some of the strategies.
@@ -94,6 +97,7 @@ BY_SIZE = {
     ],
     3: [
         *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
+        ("local", "param-server remote"),
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
         *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
         ("sinusoid", "rpc exclusive"),
@@ -202,21 +206,6 @@ def test_tasks_are_told_apart(local: Trained, alone: Path) -> None:
     assert local.said["result: loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
     validated = rows["validation"][:, 0].mean().item()
     assert local.said["validation 2: loss"] == pytest.approx(validated, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "flags"),
-    [(3, []), pytest.param(2, ["--ps-mode", "async"], marks=pytest.mark.slow)],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_a_model_that_stays_on_the_server(
-    local: Trained, tmp_path: Path, world_size: int, flags: list[str]
-) -> None:
-    """Launched as by users, because torch's remote references allow one world a process."""
-    args = [*SEVEN_TASKS, *SERVER, "--ps-forward", "remote", *flags, "--run-dir", str(tmp_path)]
-    done = run_torchrun(world_size, args, timeout=180)
-    assert "RPC agent" not in done.stderr, "left without saying goodbye"
-    assert_same(trained(tmp_path), local)
 
 
 def test_training_moves_every_parameter(local: Trained, alone: Path) -> None:

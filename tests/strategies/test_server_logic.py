@@ -9,10 +9,8 @@ import torch
 
 from maml.errors import UserError, WorkerLostError
 from maml.processes.world import World
-from maml.strategies import over_rpc
 from maml.strategies.param_server import build_param_server
 from maml.strategies.param_server.over_rpc import Result
-from maml.strategies.param_server.remote_forward import HandOver
 from maml.worker import Share, Worker
 from tests.runs import same, sinusoid
 
@@ -155,19 +153,16 @@ def test_a_step_needs_a_trainer_besides_the_backups(pool: ThreadPoolExecutor) ->
 
 
 @pytest.mark.parametrize(("mode", "step"), [("sync", 1), ("async", 2)])
-def test_a_served_model_steps_on_meanwhile(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, mode: str, step: int
-) -> None:
+def test_a_served_model_steps_on_meanwhile(pool: ThreadPoolExecutor, mode: str, step: int) -> None:
     """Tasks ordered in step 1 come in step 2: too late, except in async mode."""
     play = Play(pool, trainers=1, ps_mode=mode, ps_forward="remote")
     server = play.server
-    monkeypatch.setattr(over_rpc, "_this", server)
     for server._step in (1, 2):
         params = {name: server._step * tensor for name, tensor in play.params.items()}
         server.publish(params)
     totals = server.forward(1, 1, list(play.worker.training_tasks(IDS)))
     totals[0].backward()
-    HandOver([server.leaf], 1).step()
+    server.deliver(1, server.leaf.grad)
     result = server.events.get(timeout=LIMIT_S).result
     assert result is not None and result.step == step
     play.params = params

@@ -114,7 +114,7 @@ class OverRpc(Strategy):
 
     def wait_for(self, event: threading.Event) -> None:
         """Wait for ``event`` as long as rank 0 lives, even if this process gets a stop signal."""
-        with self.liveness.waits.serving():
+        with self.liveness.waits.during("serving"):
             event.wait()
 
     def finish(self) -> None:
@@ -177,7 +177,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
         assert _this is not None
         liveness = _this.liveness
         try:
-            with liveness.waits.called():
+            with liveness.waits.during("called"):
                 return function(*args, **kwargs)
         except Exception as error:
             liveness.report(error)

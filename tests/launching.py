@@ -33,12 +33,6 @@ PROGRAMS = {
 MARKER = "MAML_TEST_LAUNCH"
 Completed = subprocess.CompletedProcess[str]
 
-# Variables of the caller's shell or of an enclosing torchrun must not reach a test.
-_NOT_INHERITED = (
-    "MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE",
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
-    "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
-)  # fmt: skip
 SLACK = 5.0
 """The factor on every time limit of a test.
 
@@ -141,11 +135,13 @@ def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Pat
     return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 
 
-def until(holds: Callable[[], object], timeout: float = 20, otherwise: str = "") -> None:
-    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s; else say ``otherwise``."""
+def until(
+    holds: Callable[[], object], timeout: float = 20, otherwise: Callable[[], str] = str
+) -> None:
+    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s; else say ``otherwise()``."""
     deadline = time.monotonic() + SLACK * timeout
     while not holds():
-        assert time.monotonic() < deadline, otherwise
+        assert time.monotonic() < deadline, otherwise()
         time.sleep(0.02)
 
 
@@ -155,9 +151,8 @@ class Launched:
     def __init__(self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> None:
         self.command = list(command)
         self._mark = uuid.uuid4().hex
-        environment: dict[str, str | None] = dict(os.environ)
-        environment |= dict.fromkeys(_NOT_INHERITED)
-        environment |= {
+        environment = {
+            **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(REPO),
             MARKER: self._mark,

@@ -12,7 +12,6 @@ In both cases rank 0 computes its own tasks meanwhile, without a call.
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
-import contextlib
 import itertools
 import threading
 import time
@@ -24,7 +23,6 @@ import torch.distributed.rpc as rpc
 import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
-from torch.distributed.rpc.internal import _internal_rpc_pickler as RPC_PICKLER
 
 from maml.config import Config
 from maml.errors import WorkerLostError
@@ -78,16 +76,10 @@ class Reference:
 
 
 @reported
-def _learn(reference: Reference | None) -> None:
-    """Run on a worker, before its first step: take the learner that later calls use, or None to
-    use its own.
-    """
-    worker = this(Rpc).worker
-    if reference is None:
-        this(Rpc).arrived = lambda _: worker.learner
-    else:
-        reference.clone.hold_buffers(worker.device)
-        this(Rpc).arrived = reference.put
+def _learn(reference: Reference) -> None:
+    """Run on a worker, before its first step: take the learner that later calls use."""
+    reference.clone.hold_buffers(this(Rpc).worker.device)
+    this(Rpc).arrived = reference.put
 
 
 def _begin(step: int, flat: Tensor, tasks: list[int]) -> None:
@@ -141,7 +133,8 @@ class Rpc(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self.arrived: Callable[[Params], Learner] | None = None
+        # Until rank 0's learner comes, this process's own, which has been built in the same way.
+        self.arrived: Callable[[Params], Learner] = lambda _: worker.learner
         self._taught = False
         # The rows of tasks by step and task: of those that are computed, and those asked for.
         self._rows: dict[tuple[int, int], Answer] = {}
@@ -193,14 +186,13 @@ class Rpc(OverRpc):
     def _teach(self) -> None:
         """Send the learner to the other ranks, once."""
         if not self._taught:
-            reference, others = None, self.others
-            # A class made in a function, say, cannot travel. Each process has built the same.
-            with contextlib.suppress(Exception):  # of any type: copying runs the classes' own code
-                made = Reference(self.worker.learner)
-                RPC_PICKLER.serialize(made)
-                reference = made
-            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
+            try:
+                reference = Reference(self.worker.learner)
+                calls = [rpc.rpc_async(rank, _learn, (reference,)) for rank in self.others]
+            except Exception:  # of any type: copying runs the classes' own code
+                return  # A class made in a function, say, cannot travel.
+            torch.futures.wait_all(calls)
 
     def row(self, step: int, task: int) -> Answer:
         """Return the future of a task's row, the same to the one who asks and the one who answers.
@@ -218,8 +210,6 @@ class Rpc(OverRpc):
         answer_all([self.row(step, task) for task in tasks], lambda: compute(tasks, flat))
 
     def _batch_of_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
-        if self.arrived is None:
-            raise RuntimeError("a task came before its learner")
         learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
         # With a delay, so that the gradient is sent first.

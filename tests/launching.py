@@ -85,13 +85,13 @@ def run(
     command: Sequence[str],
     timeout: float,
     *,
-    env: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] | None = None,
     expect: int | None = 0,
     cwd: Path = REPO,
 ) -> Completed:
     """Run ``command`` to its end, at most ``timeout`` × `SLACK` s; return it, with output as text.
 
-    ``env`` has variables to add, or to remove (None). ``expect`` is the exit code; None allows any.
+    ``env`` has variables to add. ``expect`` is the exit code; None allows any.
     """
     return start(command, env=env, cwd=cwd).wait(timeout, expect=expect)
 
@@ -116,13 +116,13 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
 
 
 def start(
-    command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = REPO
 ) -> "Launched":
     """Start ``command`` in its own session and return at once; see `_starts_warm`."""
     return Launched(command, env or {}, cwd)
 
 
-def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> bool:
+def _starts_warm(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
     """Return whether the command may start with its imports done, as the repository's programs do.
 
     A command starts as a user's does if torchrun starts it, if it patches the program first, or if
@@ -148,7 +148,7 @@ def until(
 class Launched:
     """A started command. Always call `wait`: it also kills processes that are left."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         self.command = list(command)
         self._mark = uuid.uuid4().hex
         environment = {
@@ -162,15 +162,14 @@ class Launched:
         }
         # Files, not pipes: they need no reader, and a test can read them while the command runs.
         self._folder = Path(tempfile.mkdtemp(prefix="launched-"))
-        given = {name: value for name, value in environment.items() if value is not None}
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
             if _starts_warm(command, env, cwd):
                 self.process: Warm | subprocess.Popen[bytes] = Warm(
-                    self.command, cwd, given, self._folder / "out", self._folder / "err"
+                    self.command, cwd, environment, self._folder / "out", self._folder / "err"
                 )
             else:
                 self.process = subprocess.Popen(
-                    self.command, cwd=cwd, env=given, stdin=subprocess.DEVNULL,
+                    self.command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL,
                     stdout=out, stderr=err, start_new_session=True,
                 )  # fmt: skip
 

@@ -10,6 +10,7 @@ import torch
 
 from tests.launching import run, torchrun
 from tests.runs import metrics, result
+from tests.strategies.faults import ALL, IN_ORDER
 
 # Three validation tasks are fewer than five ranks and their four trainers. Seven test tasks are
 # more than the ranks of any world, and no world size above one divides them.
@@ -21,19 +22,9 @@ NO_LOOP = [
 ]
 SEVEN_TASKS = [*NO_LOOP, "--inner-steps", "2"]
 TOPOLOGIES = ["-m", "tests.strategies.topologies"]
-SERVER = ["--strategy", "param-server"]
-STRATEGIES = {
-    "rpc exclusive": ["--strategy", "rpc", "--partition", "exclusive"],
-    "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
-    "allreduce": ["--strategy", "allreduce", "--check-every", "1"],
-    "param-server rpc": [*SERVER, "--ps-transport", "rpc"],
-    "param-server collective": [*SERVER, "--ps-transport", "collective"],
-}
-MODES = {
-    "param-server async": [*SERVER, "--ps-mode", "async"],
-    "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
-    "param-server remote": [*SERVER, "--ps-forward", "remote"],
-    "param-server async remote": [*SERVER, "--ps-mode", "async", "--ps-forward", "remote"],
+WAYS = ALL | {
+    "param-server backup": [*ALL["param-server backup"], "--ps-backup-workers", "0"],
+    "param-server async remote": [*ALL["param-server async"], "--ps-forward", "remote"],
 }
 # The learners. Each is compared with a run of one process.
 LEARNERS = {
@@ -84,24 +75,24 @@ BY_SIZE = {
     1: [("local", "rpc exclusive"), ("local", "allreduce")],
     # With one trainer, no other trainer's update can come between.
     2: [
-        *(("local", name) for name in [*STRATEGIES, "param-server async"]),
+        *(("local", name) for name in [*IN_ORDER, "param-server async"]),
         ("local", "param-server async remote"),
         ("supervised", "rpc chunk"),
         ("sinusoid", "rpc chunk"),
         # Learners other than maml, each with some of the strategies.
-        *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
+        *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server sync")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
         *(("protonet", name) for name in ("rpc chunk", "allreduce")),
         *((name, "rpc chunk") for name in ("r2d2", "metacurv", "noadapt")),
         *((name, "allreduce") for name in ("cavia", "boil", "finetune")),
     ],
     3: [
-        *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
+        *(("local", name) for name in [*IN_ORDER, "param-server backup"]),
         ("local", "param-server remote"),
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
-        *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
+        *(("imaml", name) for name in ("rpc chunk", "param-server sync")),
         ("sinusoid", "rpc exclusive"),
-        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
+        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server sync")),
     ],
     5: [("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")],
 }
@@ -156,7 +147,7 @@ def evaluations(run_dir: Path) -> Tensors:
 def of(world_size: int) -> dict[str, list[str]]:
     """The configurations of a launch, by the folder that each trains into."""
     return {
-        f"{learner} {name}": [*LEARNERS[learner], *(STRATEGIES | MODES)[name]]
+        f"{learner} {name}": [*LEARNERS[learner], *WAYS[name]]
         for learner, name in BY_SIZE[world_size]
     }
 

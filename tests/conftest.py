@@ -14,6 +14,12 @@ from maml.processes.signals import SIGNALS
 
 REPO = Path(__file__).resolve().parents[1]
 _MAML_DATA = os.environ.get("MAML_DATA")
+# Variables of the caller's shell, or of an enclosing torchrun, that must not reach a test.
+NOT_INHERITED = (
+    "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_ERROR_FILE",
+)  # fmt: skip
 
 # A background job, or one under nohup, ignores some signals. Its child processes would, too.
 for _number in SIGNALS:
@@ -69,7 +75,7 @@ def _own_settings(cache_dir: Path) -> Iterator[None]:
         patch.setenv("MAML_CACHE", str(cache_dir))
         # Empty: a test that forgot ``data_root`` fails here as on a machine without data.
         patch.setenv("MAML_DATA", str(cache_dir / "data"))
-        for name in ("WANDB_MODE", "WANDB_API_KEY", "RANK", "WORLD_SIZE"):
+        for name in NOT_INHERITED:
             patch.delenv(name, raising=False)
         yield
 

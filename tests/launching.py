@@ -33,12 +33,6 @@ PROGRAMS = {
 MARKER = "MAML_TEST_LAUNCH"
 Completed = subprocess.CompletedProcess[str]
 
-# Variables of the caller's shell or of an enclosing torchrun must not reach a test.
-_NOT_INHERITED = (
-    "MAML_DATA", "WANDB_MODE", "WANDB_API_KEY", "WANDB_PROJECT", "WANDB_DIR", "RANK", "WORLD_SIZE",
-    "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES",
-    "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE",
-)  # fmt: skip
 SLACK = 5.0
 """The factor on every time limit of a test.
 
@@ -91,13 +85,13 @@ def run(
     command: Sequence[str],
     timeout: float,
     *,
-    env: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] | None = None,
     expect: int | None = 0,
     cwd: Path = REPO,
 ) -> Completed:
     """Run ``command`` to its end, at most ``timeout`` × `SLACK` s; return it, with output as text.
 
-    ``env`` has variables to add, or to remove (None). ``expect`` is the exit code; None allows any.
+    ``env`` has variables to add. ``expect`` is the exit code; None allows any.
     """
     return start(command, env=env, cwd=cwd).wait(timeout, expect=expect)
 
@@ -122,13 +116,13 @@ def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Comp
 
 
 def start(
-    command: Sequence[str], *, env: Mapping[str, str | None] | None = None, cwd: Path = REPO
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path = REPO
 ) -> "Launched":
     """Start ``command`` in its own session and return at once; see `_starts_warm`."""
     return Launched(command, env or {}, cwd)
 
 
-def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> bool:
+def _starts_warm(command: Sequence[str], env: Mapping[str, str], cwd: Path) -> bool:
     """Return whether the command may start with its imports done, as the repository's programs do.
 
     A command starts as a user's does if torchrun starts it, if it patches the program first, or if
@@ -141,23 +135,24 @@ def _starts_warm(command: Sequence[str], env: Mapping[str, str | None], cwd: Pat
     return rest[0] in PROGRAMS or (rest[0] == "-m" and rest[1] in PROGRAMS)
 
 
-def until(holds: Callable[[], object], timeout: float = 20, otherwise: str = "") -> None:
-    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s; else say ``otherwise``."""
+def until(
+    holds: Callable[[], object], timeout: float = 20, otherwise: Callable[[], str] = str
+) -> None:
+    """Wait until ``holds()`` is true, at most ``timeout`` × `SLACK` s; else say ``otherwise()``."""
     deadline = time.monotonic() + SLACK * timeout
     while not holds():
-        assert time.monotonic() < deadline, otherwise
+        assert time.monotonic() < deadline, otherwise()
         time.sleep(0.02)
 
 
 class Launched:
     """A started command. Always call `wait`: it also kills processes that are left."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str | None], cwd: Path) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: Path) -> None:
         self.command = list(command)
         self._mark = uuid.uuid4().hex
-        environment: dict[str, str | None] = dict(os.environ)
-        environment |= dict.fromkeys(_NOT_INHERITED)
-        environment |= {
+        environment = {
+            **os.environ,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(REPO),
             MARKER: self._mark,
@@ -167,15 +162,14 @@ class Launched:
         }
         # Files, not pipes: they need no reader, and a test can read them while the command runs.
         self._folder = Path(tempfile.mkdtemp(prefix="launched-"))
-        given = {name: value for name, value in environment.items() if value is not None}
         with open(self._folder / "out", "wb") as out, open(self._folder / "err", "wb") as err:
             if _starts_warm(command, env, cwd):
                 self.process: Warm | subprocess.Popen[bytes] = Warm(
-                    self.command, cwd, given, self._folder / "out", self._folder / "err"
+                    self.command, cwd, environment, self._folder / "out", self._folder / "err"
                 )
             else:
                 self.process = subprocess.Popen(
-                    self.command, cwd=cwd, env=given, stdin=subprocess.DEVNULL,
+                    self.command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL,
                     stdout=out, stderr=err, start_new_session=True,
                 )  # fmt: skip
 

@@ -22,14 +22,13 @@ import torch
 
 from tests.launching import Launched, start_ranks
 from tests.runs import last
-from tests.strategies.faults import STRATEGIES, suspend
+from tests.strategies.faults import IN_ORDER, suspend
 
 COMMAND = [
     *("maml-sinusoid-10shot", "--logger", "none", "--test-tasks", "8", "--eval-every", "0"),
     *("--compile", "off", "--iterations", "600", "--log-every", "20", "--checkpoint-every", "50"),
     *("--timeout", "20"),
 ]  # fmt: skip
-SYNCHRONOUS = [name for name in STRATEGIES if "async" not in name and name != "param-server remote"]
 FAULTS = ("kill", "kill all", "stop", "slow", "suspend")
 LIMIT_S = 600.0
 """The limit of one round, however busy the machine is."""
@@ -43,7 +42,7 @@ def soak(minutes: float, seed: int) -> list[dict[str, Any]]:
     until = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         while time.monotonic() < until:
-            key = chance.choice(SYNCHRONOUS), chance.choice((2, 3))
+            key = chance.choice(list(IN_ORDER)), chance.choice((2, 3))
             where = Path(folder) / str(len(rows))
             if key not in undisturbed:
                 alone = Path(folder) / f"{len(rows)}-undisturbed"
@@ -88,7 +87,7 @@ def _wait_until_it_trains(ranks: list[Launched], run_dir: Path) -> None:
 
 
 def _start(strategy: str, size: int, run_dir: Path) -> list[Launched]:
-    return start_ranks(size, [*COMMAND, *STRATEGIES[strategy], "--run-dir", str(run_dir)])
+    return start_ranks(size, [*COMMAND, *IN_ORDER[strategy], "--run-dir", str(run_dir)])
 
 
 def _finish(ranks: list[Launched], expect: int | None = 0) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -38,46 +38,34 @@ class Waits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._since: dict[object, float] = {}
-        # Whether this process only serves calls, and the calls that it executes now.
-        self._serves, self._calls = False, set[object]()
+        # Of each body that runs now: its kind, and since when.
+        self._open: dict[object, tuple[str, float]] = {}
 
     @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
-        """Count the body as a wait for others; beyond ``--timeout``, this process ends."""
-        wait = object()
-        self._since[wait] = self._clock.now()
+    def during(self, kind: Literal["limited", "serving", "called"]) -> Iterator[None]:
+        """Count the body as a wait for others; if ``called``, as the work of another's call.
+
+        A ``limited`` wait beyond ``--timeout`` ends this process. A process that is ``serving``
+        waits for others, except while it executes their calls.
+        """
+        body = object()
+        self._open[body] = kind, self._clock.now()
         try:
             yield
         finally:
-            del self._since[wait]
+            del self._open[body]
 
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[None]:
-        """Count this process as waiting for others, except while it executes their calls."""
-        self._serves = True
-        try:
-            yield
-        finally:
-            self._serves = False
-
-    @contextlib.contextmanager
-    def called(self) -> Iterator[None]:
-        """Count this process as working while it executes another process's call."""
-        call = object()
-        self._calls.add(call)
-        try:
-            yield
-        finally:
-            self._calls.discard(call)
+    def _since(self, kind: str) -> list[float]:
+        return [since for of, since in list(self._open.values()) if of == kind]
 
     def __bool__(self) -> bool:
-        return bool(self._since or (self._serves and not self._calls))
+        serves = self._since("serving") and not self._since("called")
+        return bool(self._since("limited") or serves)
 
     def longest(self) -> float:
-        """Return how many seconds the oldest open `limited` wait has lasted; 0 without one."""
+        """Return how many seconds the oldest open limited wait has lasted; 0 without one."""
         now = self._clock.now()
-        return now - min(list(self._since.values()), default=now)
+        return now - min(self._since("limited"), default=now)
 
 
 def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:

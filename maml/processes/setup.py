@@ -1,11 +1,8 @@
 """Set up a process once: device, title, warnings, computing threads and random generators."""
 
-import contextlib
-import gc
 import os
 import random
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import setproctitle
@@ -44,21 +41,6 @@ def init_process(config: Config, world: World) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-@contextlib.contextmanager
-def settled() -> Iterator[None]:
-    """Exempt what exists before the loop from garbage collection.
-
-    Modules and data sets are a million objects that stay. The collector takes a tenth of a second
-    to walk through them. Each process does so at another time, and the others wait for it.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def shares_gpu(config: Config, device: torch.device, world: World) -> bool:

@@ -116,13 +116,10 @@ class AllReduce(Collective):
     def _check_equal(self, meta_params: Params) -> None:
         """Raise `DivergedError` on all ranks if a rank differs from rank 0 in any parameter bit."""
         flat = self.packing.params(meta_params).cpu()
-        digest = hashlib.blake2b(flat.numpy().tobytes(), digest_size=8).digest()
-        # On the CPU, even if the parameters are on a GPU: every backend can gather CPU tensors.
-        mine = torch.tensor([int.from_bytes(digest, "little", signed=True)])
-        all_digests = [torch.empty_like(mine) for _ in range(self.world.size)]
+        digests = [b""] * self.world.size
         with self.guard():
-            dist.all_gather(all_digests, mine)
-        others = [rank for rank, other in enumerate(all_digests) if other != all_digests[0]]
+            dist.all_gather_object(digests, hashlib.blake2b(flat.numpy().tobytes()).digest())
+        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
         if others:
             hold = "rank {} holds" if len(others) == 1 else "ranks {} hold"
             who = hold.format(", ".join(map(str, others)))

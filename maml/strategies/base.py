@@ -147,7 +147,7 @@ class Strategy(ABC):
         transport's own time limits, because they would count a suspension of the job.
         """
         try:
-            with self.liveness.waits.limited() if limited else self.liveness.waits.serving():
+            with self.liveness.waits.during("limited" if limited else "serving"):
                 yield
         except RuntimeError as error:
             raise self.liveness.explain(error) from error

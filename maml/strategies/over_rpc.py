@@ -114,7 +114,7 @@ class OverRpc(Strategy):
 
     def wait_for(self, event: threading.Event) -> None:
         """Wait for ``event`` as long as rank 0 lives, even if this process gets a stop signal."""
-        with self.liveness.waits.serving():
+        with self.liveness.waits.during("serving"):
             event.wait()
 
     def finish(self) -> None:
@@ -177,7 +177,7 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
         assert _this is not None
         liveness = _this.liveness
         try:
-            with liveness.waits.called():
+            with liveness.waits.during("called"):
                 return function(*args, **kwargs)
         except Exception as error:
             liveness.report(error)
@@ -197,42 +197,3 @@ def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) 
         found = [found] * len(answers)
     for answer, content in zip(answers, found, strict=True):
         answer.set_result(content)
-
-
-class Gathering:
-    """Gathers the calls of each round; once the round is complete, computes all its answers.
-
-    The answers do not depend on the order in which calls arrive, because places order the calls.
-    """
-
-    def __init__(self, compute: Callable[[list[int], Any], Sequence[Any]]) -> None:
-        """Gather for ``compute``, which maps places and a shared value to one answer per place."""
-        self._compute = compute
-        self._lock = threading.Lock()
-        # By round: the shared value and the number of calls; and the calls by their places.
-        self._begun: dict[int, tuple[Any, int]] = {}
-        self._calls: dict[int, dict[int, Answer]] = {}
-
-    def begin(self, number: int, shared: Any, expected: int) -> None:
-        """Take the value that the calls of round ``number`` share, and their number, at least 1."""
-        with self._lock:
-            self._begun[number] = shared, expected
-        self._compute_if_complete(number)
-
-    def call(self, number: int, place: int) -> Answer:
-        """Take a call of round ``number`` at its own ``place``; return the future of its answer."""
-        answer: Answer = torch.futures.Future()
-        with self._lock:
-            self._calls.setdefault(number, {})[place] = answer
-        self._compute_if_complete(number)
-        return answer
-
-    def _compute_if_complete(self, number: int) -> None:
-        with self._lock:
-            shared, expected = self._begun.get(number, (None, None))
-            if expected != len(self._calls.get(number, ())):
-                return
-            del self._begun[number]
-            calls = self._calls.pop(number)
-        places = sorted(calls)
-        answer_all([calls[place] for place in places], lambda: self._compute(places, shared))

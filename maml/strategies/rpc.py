@@ -3,15 +3,17 @@
 Rank 0 drives and computes; the others serve. ``--partition exclusive`` makes one call per task, as
 TorchOpt's distributed training does. Outer losses return through a mean reducer, and the
 distributed backward pass brings the gradients. Rank 0 sends shared data first: the learner, a clone
-by reference, once per run, and its parameters once per step. A worker gathers its calls into one
-batch and one node of the graph, so it sends one gradient. ``--partition chunk`` makes one call per
-other worker. The call carries the parameters, and its answer is the sum of the gradients.
+by reference, once per run, and once per step its parameters and the ids of the worker's tasks. The
+worker computes these as one batch and one node of the graph, so it sends one gradient; each call
+takes its row. ``--partition chunk`` makes one call per other worker. The call carries the
+parameters, and its answer is the sum of the gradients.
 In both cases rank 0 computes its own tasks meanwhile, without a call.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
-import contextlib
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, cast
@@ -21,14 +23,13 @@ import torch.distributed.rpc as rpc
 import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
-from torch.distributed.rpc.internal import _internal_rpc_pickler as RPC_PICKLER
 
 from maml.config import Config
 from maml.errors import WorkerLostError
 from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, Gathering, OverRpc, reported, this
+from maml.strategies.over_rpc import Answer, OverRpc, answer_all, reported, this
 from maml.strategies.packing import OuterLosses
 from maml.worker import Share, Worker
 
@@ -75,31 +76,15 @@ class Reference:
 
 
 @reported
-def _learn(reference: Reference | None) -> None:
-    """Run on a worker, before its first step: take the learner that later calls use, or None to
-    use its own.
-    """
-    worker = this(Rpc).worker
-    if reference is None:
-        this(Rpc).arrived = lambda _: worker.learner
-    else:
-        reference.clone.hold_buffers(worker.device)
-        this(Rpc).arrived = reference.put
+def _learn(reference: Reference) -> None:
+    """Run on a worker, before its first step: take the learner that later calls use."""
+    reference.clone.hold_buffers(this(Rpc).worker.device)
+    this(Rpc).arrived = reference.put
 
 
-def _begin(step: int, flat: Tensor, calls: int) -> None:
-    """Run on a worker: take a step's parameters ``flat [P]``, and its number of ``calls`` here."""
-    this(Rpc).gathering.begin(step, flat, calls)
-
-
-def chunk_partitioner(*args: Any, **kwargs: Any) -> list[tuple[int, tuple[Any, ...], Any]]:
-    """Split ids ``[B]``, the first argument, as evenly as B allows: one call per rank except 0.
-
-    TorchOpt's own batch partitioner gives the whole remainder to the last worker.
-    """
-    ids, *rest = args
-    parts = ids.tensor_split(max(todist.get_world_size() - 1, 1))
-    return [(rank, (part, *rest), kwargs) for rank, part in enumerate(parts, 1) if len(part)]
+def _begin(step: int, flat: Tensor, tasks: list[int]) -> None:
+    """Run on a worker: answer the calls of a step for ``tasks``, at parameters ``flat [P]``."""
+    this(Rpc).answer(step, flat, tasks)
 
 
 EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
@@ -122,13 +107,12 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     A row ``[1 + M + 1]`` is loss, metrics and a one. A worker answers all its calls of a step
     together. Until then a call holds no thread.
     """
-    return this(Rpc).gathering.call(step, int(ids))
+    return this(Rpc).row(step, int(ids))
 
 
-@todist.parallelize_async(partitioner=chunk_partitioner, reducer=todist.sum_reducer)
 @reported
-def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
-    """Call each other rank once; return the sum of the packed shares of ``ids`` at ``flat [P]``."""
+def _share(ids: Tensor, flat: Tensor) -> Tensor:
+    """Run on a worker: return the packed share of ``ids`` at ``flat [P]``."""
     worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
     share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
@@ -137,10 +121,9 @@ def chunk_shares(ids: Tensor, flat: Tensor) -> Tensor:
     return packing.share(share).cpu()
 
 
-@todist.parallelize_async(partitioner=chunk_partitioner, reducer=list)
 @reported
-def chunk_evaluations(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """Call each other rank once; return the list of the tasks' metrics of ``split`` at ``flat``."""
+def _evaluation(ids: Tensor, flat: Tensor, split: str) -> Tensor:
+    """Run on a worker: return the metrics of the tasks ``ids`` of ``split`` at ``flat [P]``."""
     worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
     return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
@@ -150,9 +133,12 @@ class Rpc(OverRpc):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
-        self.arrived: Callable[[Params], Learner] | None = None
-        self.gathering = Gathering(reported(self._gathered_rows))
+        # Until rank 0's learner comes, this process's own, which has been built in the same way.
+        self.arrived: Callable[[Params], Learner] = lambda _: worker.learner
         self._taught = False
+        # The rows of tasks by step and task: of those that are computed, and those asked for.
+        self._rows: dict[tuple[int, int], Answer] = {}
+        self._rows_lock = threading.Lock()
         if world.size > 1 and config.partition == "exclusive":
             same = "--partition chunk trains the same parameters"
             self.advice = f"{same} with one call per worker, which is faster"
@@ -176,13 +162,13 @@ class Rpc(OverRpc):
                 with self.guard():
                     self._teach()
                     begun = [
-                        rpc.rpc_async(rank, _begin, (context, their_flat, len(part)))
+                        rpc.rpc_async(rank, _begin, (context, their_flat, part.tolist()))
                         for rank, (their_flat, part) in enumerate(
                             zip(of_others, others, strict=True), 1
                         )
                     ]
                     pending = exclusive_outer_rows(ids, context)
-                time.sleep(YIELD)  # as in `_by_chunks`
+                time.sleep(YIELD)  # as in `_chunks`
             sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
             self.worker.look_ahead(own)
             with self.guard():
@@ -200,19 +186,30 @@ class Rpc(OverRpc):
     def _teach(self) -> None:
         """Send the learner to the other ranks, once."""
         if not self._taught:
-            reference, others = None, self.others
-            # A class made in a function, say, cannot travel. Each process has built the same.
-            with contextlib.suppress(Exception):  # of any type: copying runs the classes' own code
-                made = Reference(self.worker.learner)
-                RPC_PICKLER.serialize(made)
-                reference = made
-            torch.futures.wait_all([rpc.rpc_async(rank, _learn, (reference,)) for rank in others])
             self._taught = True
+            try:
+                reference = Reference(self.worker.learner)
+                calls = [rpc.rpc_async(rank, _learn, (reference,)) for rank in self.others]
+            except Exception:  # of any type: copying runs the classes' own code
+                return  # A class made in a function, say, cannot travel.
+            torch.futures.wait_all(calls)
 
-    def _gathered_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
-        """Return the answers to the calls of a step that this rank gathered: one row per task."""
-        if self.arrived is None:
-            raise RuntimeError("a task came before its learner")
+    def row(self, step: int, task: int) -> Answer:
+        """Return the future of a task's row, the same to the one who asks and the one who answers.
+
+        Each comes once, in any order. The second takes what the first has left.
+        """
+        with self._rows_lock:
+            if (found := self._rows.pop((step, task), None)) is None:
+                found = self._rows[step, task] = torch.futures.Future()
+            return found
+
+    def answer(self, step: int, flat: Tensor, tasks: list[int]) -> None:
+        """Compute the rows of ``tasks`` as one batch, and answer the calls for them."""
+        compute = reported(self._batch_of_rows)
+        answer_all([self.row(step, task) for task in tasks], lambda: compute(tasks, flat))
+
+    def _batch_of_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
         learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
         # With a delay, so that the gradient is sent first.
@@ -234,37 +231,42 @@ class Rpc(OverRpc):
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Call each other worker, compute a chunk here, add up; return a packed share."""
-        own = ids.tensor_split(self.world.size)[0]
-        rest = ids[len(own) :]
-        flat = self.packing.params(meta_params)
-        with self.guard():
-            pending = chunk_shares(rest, flat) if len(rest) else None
-        if pending is not None:
-            # Let the transport's threads send first. If all cores compute, these threads wait for a
-            # time slice of this one. Then the other worker starts later, and is the last to finish.
-            time.sleep(YIELD)
-        share = self.worker.share(meta_params, own, self.worker.learner)
-        packed = self.packing.share(share).cpu()
-        self.worker.look_ahead(own)
-        if pending is not None:
-            with self.guard():
-                others = pending.wait()
-            assert isinstance(others, Tensor)
-            packed += others
-            n_calls = min(len(rest), self.world.size - 1)
-            self.wire_bytes += 2 * n_calls * flat.nbytes + rest.nbytes
-        return packed
+
+        def here(own: Tensor) -> Tensor:
+            share = self.worker.share(meta_params, own, self.worker.learner)
+            self.worker.look_ahead(own)
+            return self.packing.share(share).cpu()
+
+        own, *others = self._chunks(_share, here, ids, self.packing.params(meta_params))
+        return own + todist.sum_reducer(others) if others else own
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
-        own = ids.tensor_split(self.world.size)[0]
-        rest = ids[len(own) :]
+
+        def here(own: Tensor) -> Tensor:
+            return self.worker.evaluate(meta_params, split, own, self.worker.learner)
+
         flat = self.packing.params(meta_params)
+        return torch.cat(self._chunks(_evaluation, here, ids, flat, split))
+
+    def _chunks(
+        self,
+        there: Callable[..., Tensor],
+        here: Callable[[Tensor], Tensor],
+        ids: Tensor,
+        *more: Any,
+    ) -> list[Tensor]:
+        """Let each other worker compute a chunk of ``ids``, and this one the first chunk."""
+        own, *parts = ids.tensor_split(self.world.size)
+        calls = [(part, *more) for part in parts if len(part)]
         with self.guard():
-            pending = chunk_evaluations(rest, flat, split) if len(rest) else None
-        rows = [self.worker.evaluate(meta_params, split, own, self.worker.learner)]
-        if pending is not None:
-            with self.guard():
-                rows += pending.wait()
-            self.wire_bytes += (len(rows) - 1) * flat.nbytes
-        return torch.cat(rows)
+            pending = [rpc.rpc_async(rank, there, call) for rank, call in enumerate(calls, 1)]
+        # Let the transport's threads send first. If all cores compute, these threads wait for a
+        # time slice of this one. Then the other worker starts later, and is the last to finish.
+        time.sleep(YIELD if pending else 0)
+        found = [here(own)]
+        with self.guard():
+            found += [call.wait() for call in pending]
+        travelled = [*itertools.chain(*calls), *found[1:]]
+        self.wire_bytes += sum(one.nbytes for one in travelled if isinstance(one, Tensor))
+        return found

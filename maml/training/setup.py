@@ -18,7 +18,7 @@ from maml.evaluation.scores import (
     same_classes,
 )
 from maml.learners.data import class_names
-from maml.processes.setup import choose_device, init_process, settled
+from maml.processes.setup import choose_device, init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.strategies import build_strategy, resolve_strategy
@@ -106,7 +106,7 @@ class Setup:
                 print(line, file=sys.stderr, flush=True)
             # Before any peer waits for this process.
             self.worker.get_ready(strategy.share_sizes())
-            with settled(), strategy:
+            with strategy:
                 if strategy.drives:
                     if self.world.rank == 0 and self.classes is not None:
                         names = Path(self.config.run_dir or "") / "classes.json"

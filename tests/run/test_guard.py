@@ -22,7 +22,7 @@ from maml.strategies.local import Local
 from maml.training.guard import LONG, MODELS, SKIPPED_IN_A_ROW, Guard, rows_of
 from tests.launching import run, torchrun
 from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
-from tests.strategies.test_equivalence import MODES, STRATEGIES
+from tests.strategies.faults import IN_ORDER, STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -145,7 +145,7 @@ def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
     )
     flags = as_flags(config)
     alone = train(config, tmp_path / "alone")["model"]
-    strategies = {**STRATEGIES, "async": MODES["param-server async"]}
+    strategies = {**IN_ORDER, "async": STRATEGIES["param-server async"]}
     asked = {name: [*flags, *strategy] for name, strategy in strategies.items()}
     topologies = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(asked)]
     run([*torchrun(2, topologies)], 180)

@@ -68,7 +68,7 @@ def test_a_job_scripts_environment(
 DIVERGES = """
 import torch.distributed
 from maml.metagradient.outer_optimizer import OuterOptimizer
-step, gather = OuterOptimizer.step, torch.distributed.all_gather
+step, gather = OuterOptimizer.step, torch.distributed.all_gather_object
 def broken(self, *args):
     step(self, *args)
     if os.environ["RANK"] == "1":
@@ -76,7 +76,7 @@ def broken(self, *args):
 def late(*args, **kwargs):
     gather(*args, **kwargs)
     time.sleep(2 * (os.environ["RANK"] == "0"))
-OuterOptimizer.step, torch.distributed.all_gather = broken, late
+OuterOptimizer.step, torch.distributed.all_gather_object = broken, late
 """
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.launching import run, start, torchrun
 from tests.runs import last, same
-from tests.strategies.faults import wait_for_iteration
-from tests.strategies.test_equivalence import STRATEGIES, TOPOLOGIES
+from tests.strategies.faults import IN_ORDER, wait_for_iteration
+from tests.strategies.test_equivalence import TOPOLOGIES
 
 # Six tasks for each of two workers: in float32, the order of a sum changes its bits.
 GLYPHS = [
@@ -26,7 +26,7 @@ IN_DEFAULT = "rpc exclusive"
 def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
     """Train with two workers into folders of these names, each by strategy and iterations."""
     args = {
-        name: [*GLYPHS, "--iterations", str(iterations), *STRATEGIES[strategy]]
+        name: [*GLYPHS, "--iterations", str(iterations), *IN_ORDER[strategy]]
         for name, (strategy, iterations) in runs.items()
     }
     run([*torchrun(2, TOPOLOGIES), str(folder), json.dumps(args)], timeout=240)
@@ -36,12 +36,12 @@ def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train twice with each strategy, without a stop; return the folder of the runs."""
     folder = tmp_path_factory.mktemp("straight")
-    runs = {f"{name} {i}": (name, TWICE) for name in STRATEGIES for i in (1, 2)}
+    runs = {f"{name} {i}": (name, TWICE) for name in IN_ORDER for i in (1, 2)}
     train(folder, runs | {"whole": (IN_DEFAULT, ONCE)})
     return folder
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", IN_ORDER)
 def test_twice(straight: Path, strategy: str) -> None:
     one, two = (last(straight / f"{strategy} {i}") for i in (1, 2))
     assert one["iteration"] == TWICE
@@ -55,7 +55,7 @@ def test_killed_and_resumed(straight: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", IN_ORDER)
 def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
     """Kill one run at twenty random iterations; some of the kills hit a save."""
     train(tmp_path, {"straight": (strategy, OFTEN)})
@@ -66,7 +66,7 @@ def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
 
 def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list[int]) -> None:
     """Train, with a SIGKILL to all processes once each of ``moments``, iterations, has come."""
-    args = [*GLYPHS, "--iterations", str(iterations), *STRATEGIES[strategy]]
+    args = [*GLYPHS, "--iterations", str(iterations), *IN_ORDER[strategy]]
     command = [*torchrun(2), *args, "--run-dir", str(run_dir)]
     for moment in moments:
         launched = start(command)

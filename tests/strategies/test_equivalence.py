@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.launching import run, run_torchrun, torchrun
+from tests.launching import run, torchrun
 from tests.runs import metrics, result
+from tests.strategies.faults import ALL, IN_ORDER
 
 # Three validation tasks are fewer than five ranks and their four trainers. Seven test tasks are
 # more than the ranks of any world, and no world size above one divides them.
@@ -21,17 +22,9 @@ NO_LOOP = [
 ]
 SEVEN_TASKS = [*NO_LOOP, "--inner-steps", "2"]
 TOPOLOGIES = ["-m", "tests.strategies.topologies"]
-SERVER = ["--strategy", "param-server"]
-STRATEGIES = {
-    "rpc exclusive": ["--strategy", "rpc", "--partition", "exclusive"],
-    "rpc chunk": ["--strategy", "rpc", "--partition", "chunk"],
-    "allreduce": ["--strategy", "allreduce", "--check-every", "1"],
-    "param-server rpc": [*SERVER, "--ps-transport", "rpc"],
-    "param-server collective": [*SERVER, "--ps-transport", "collective"],
-}
-MODES = {
-    "param-server async": [*SERVER, "--ps-mode", "async"],
-    "param-server backup": [*SERVER, "--ps-mode", "backup", "--ps-backup-workers", "0"],
+WAYS = ALL | {
+    "param-server backup": [*ALL["param-server backup"], "--ps-backup-workers", "0"],
+    "param-server async remote": [*ALL["param-server async"], "--ps-forward", "remote"],
 }
 # The learners. Each is compared with a run of one process.
 LEARNERS = {
@@ -82,22 +75,24 @@ BY_SIZE = {
     1: [("local", "rpc exclusive"), ("local", "allreduce")],
     # With one trainer, no other trainer's update can come between.
     2: [
-        *(("local", name) for name in [*STRATEGIES, "param-server async"]),
+        *(("local", name) for name in [*IN_ORDER, "param-server async"]),
+        ("local", "param-server async remote"),
         ("supervised", "rpc chunk"),
         ("sinusoid", "rpc chunk"),
         # Learners other than maml, each with some of the strategies.
-        *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server rpc")),
+        *(("mamlpp", name) for name in ("rpc chunk", "allreduce", "param-server sync")),
         *(("reptile", name) for name in ("rpc exclusive", "allreduce")),
         *(("protonet", name) for name in ("rpc chunk", "allreduce")),
         *((name, "rpc chunk") for name in ("r2d2", "metacurv", "noadapt")),
         *((name, "allreduce") for name in ("cavia", "boil", "finetune")),
     ],
     3: [
-        *(("local", name) for name in [*STRATEGIES, "param-server backup"]),
+        *(("local", name) for name in [*IN_ORDER, "param-server backup"]),
+        ("local", "param-server remote"),
         *(("metasgd", name) for name in ("rpc exclusive", "allreduce")),
-        *(("imaml", name) for name in ("rpc chunk", "param-server rpc")),
+        *(("imaml", name) for name in ("rpc chunk", "param-server sync")),
         ("sinusoid", "rpc exclusive"),
-        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server rpc")),
+        *(("policy", name) for name in ("rpc exclusive", "allreduce", "param-server sync")),
     ],
     5: [("local", name) for name in ("rpc chunk", "allreduce", "param-server collective")],
 }
@@ -152,7 +147,7 @@ def evaluations(run_dir: Path) -> Tensors:
 def of(world_size: int) -> dict[str, list[str]]:
     """The configurations of a launch, by the folder that each trains into."""
     return {
-        f"{learner} {name}": [*LEARNERS[learner], *(STRATEGIES | MODES)[name]]
+        f"{learner} {name}": [*LEARNERS[learner], *WAYS[name]]
         for learner, name in BY_SIZE[world_size]
     }
 
@@ -202,21 +197,6 @@ def test_tasks_are_told_apart(local: Trained, alone: Path) -> None:
     assert local.said["result: loss"] == pytest.approx(losses.mean().item(), rel=1e-12)
     validated = rows["validation"][:, 0].mean().item()
     assert local.said["validation 2: loss"] == pytest.approx(validated, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("world_size", "flags"),
-    [(3, []), pytest.param(2, ["--ps-mode", "async"], marks=pytest.mark.slow)],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
-)
-def test_a_model_that_stays_on_the_server(
-    local: Trained, tmp_path: Path, world_size: int, flags: list[str]
-) -> None:
-    """Launched as by users, because torch's remote references allow one world a process."""
-    args = [*SEVEN_TASKS, *SERVER, "--ps-forward", "remote", *flags, "--run-dir", str(tmp_path)]
-    done = run_torchrun(world_size, args, timeout=180)
-    assert "RPC agent" not in done.stderr, "left without saying goodbye"
-    assert_same(trained(tmp_path), local)
 
 
 def test_training_moves_every_parameter(local: Trained, alone: Path) -> None:

@@ -9,15 +9,8 @@ import pytest
 
 from tests.launching import TRAIN, run, run_together, start
 from tests.network import Network, why_not
-from tests.strategies.faults import SINUSOID, wait_for_iteration
-from tests.strategies.test_equivalence import (
-    SEVEN_TASKS,
-    STRATEGIES,
-    TOPOLOGIES,
-    Trained,
-    assert_same,
-    trained,
-)
+from tests.strategies.faults import IN_ORDER, SINUSOID, wait_for_iteration
+from tests.strategies.test_equivalence import SEVEN_TASKS, TOPOLOGIES, Trained, assert_same, trained
 
 # On a busy machine, the start of a process takes most of this time.
 LIMIT_S = 240
@@ -38,7 +31,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_torchrun_on_two_hosts(local: Trained, tmp_path: Path) -> None:
     """The result is that of one process."""
-    runs = {name: [*SEVEN_TASKS, *STRATEGIES[name]] for name in ("rpc chunk", "allreduce")}
+    runs = {name: [*SEVEN_TASKS, *IN_ORDER[name]] for name in ("rpc chunk", "allreduce")}
     args = [*TOPOLOGIES, str(tmp_path), json.dumps(runs)]
     with Network(2) as network:
         run_together([network.torchrun(host, 1, args) for host in range(2)], LIMIT_S)
@@ -48,7 +41,7 @@ def test_torchrun_on_two_hosts(local: Trained, tmp_path: Path) -> None:
 
 def test_equals_local_on_three_hosts(local: Trained, tmp_path: Path) -> None:
     """Started by hand. MASTER_ADDR is a host name, which on that host points to the loopback."""
-    runs = {name: [*SEVEN_TASKS, *flags] for name, flags in STRATEGIES.items()}
+    runs = {name: [*SEVEN_TASKS, *flags] for name, flags in IN_ORDER.items()}
     command = [sys.executable, *TOPOLOGIES, str(tmp_path), json.dumps(runs)]
     with Network(3) as network:
         run_together([network.by_hand(host, command) for host in range(3)], LIMIT_S)
@@ -61,7 +54,7 @@ def test_equals_local_on_three_hosts(local: Trained, tmp_path: Path) -> None:
 )
 def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> None:
     """Its cable is cut without a message. The ranks of both hosts end, and progress is kept."""
-    args = [*SINUSOID, *STRATEGIES[strategy], "--timeout", "20", "--run-dir", str(tmp_path)]
+    args = [*SINUSOID, *IN_ORDER[strategy], "--timeout", "20", "--run-dir", str(tmp_path)]
     with Network(2) as network:
         ranks = [start(network.by_hand(host, [*TRAIN, *args])) for host in range(2)]
         wait_for_iteration(ranks[0], tmp_path, 10, limit=LIMIT_S)
@@ -79,7 +72,7 @@ def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:
         strategies = ("rpc exclusive", "allreduce")
         runs = {name: tmp_path / name.replace(" ", "-") for name in strategies}
         launched = {
-            name: start(network.on(0, [*launcher, *STRATEGIES[name], "--run-dir", str(run_dir)]))
+            name: start(network.on(0, [*launcher, *IN_ORDER[name], "--run-dir", str(run_dir)]))
             for name, run_dir in runs.items()
         }
         try:

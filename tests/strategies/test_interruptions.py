@@ -16,6 +16,7 @@ from maml.trainer import Trainer
 from tests.launching import REPO, start, start_ranks, torchrun
 from tests.runs import last, metrics
 from tests.strategies.faults import (
+    IN_ORDER,
     SINUSOID,
     STRATEGIES,
     process_of_rank,
@@ -30,6 +31,7 @@ RUN = [
     *(*SINUSOID, "--iterations", str(ITERATIONS), "--dtype", "float64", "--threads", "1"),
     *("--log-every", "1"),
 ]
+SLOW = pytest.mark.slow
 Model = dict[str, torch.Tensor]
 
 
@@ -45,11 +47,9 @@ def assert_same(run_dir: Path, undisturbed: Model) -> None:
     torch.testing.assert_close(last(run_dir)["model"], undisturbed, rtol=0, atol=1e-10)
 
 
-IN_ORDER = ("rpc chunk", "rpc exclusive", "param-server sync", "param-server collective")
-
-
 @pytest.mark.parametrize(
-    "strategy", ["allreduce", *(pytest.param(n, marks=pytest.mark.slow) for n in IN_ORDER)]
+    "strategy",
+    [name if name == "allreduce" else pytest.param(name, marks=SLOW) for name in IN_ORDER],
 )
 def test_a_restart_goes_on(strategy: str, undisturbed: Model, tmp_path: Path) -> None:
     """The launcher's store still holds what the first attempt had left there.
@@ -79,7 +79,7 @@ IN_DEFAULT = ("rpc exclusive", "allreduce")
     "strategies",
     [
         IN_DEFAULT,
-        *(pytest.param([n], marks=pytest.mark.slow) for n in STRATEGIES if n not in IN_DEFAULT),
+        *(pytest.param([n], marks=SLOW) for n in STRATEGIES if n not in IN_DEFAULT),
     ],
     ids=", ".join,
 )

@@ -53,6 +53,7 @@ SLOW = (
     ("allreduce", "hangs while its heart beats", 0),
     ("allreduce", "hangs while its heart beats", 2),
     ("param-server collective", "hangs while its heart beats", 2),
+    ("param-server sync", "hangs while its heart beats", 2),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from maml.config.cli import parse
 from maml.errors import UserError
-from tests.launching import run, run_torchrun, start_ranks, torchrun
+from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics, result
 from tests.strategies.faults import planted, wait_for_iteration
 
@@ -31,17 +31,12 @@ def test_modes_train(tmp_path: Path) -> None:
     """Every mode with two trainers, trained in one launch."""
     args = [*SINUSOID, "--iterations", str(LONG)]
     configurations = {mode: [*args, "--ps-mode", mode] for mode in ("sync", "async", "backup")}
+    # Each trainer calls the server's model while the other's gradient steps it.
+    configurations["async remote"] = [*configurations["async"], "--ps-forward", "remote"]
     script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(configurations)]
     run(torchrun(3, script), timeout=150)
-    for mode in configurations:
-        check_run(tmp_path / mode, mode)
-
-
-def test_remote_forward_with_two_trainers(tmp_path: Path) -> None:
-    """Each calls the server's model while the other's gradient steps it."""
-    flags = ["--ps-mode", "async", "--ps-forward", "remote", "--iterations", str(LONG)]
-    run_torchrun(3, [*SINUSOID, *flags, "--run-dir", str(tmp_path)], timeout=150)
-    check_run(tmp_path, "async")
+    for name in configurations:
+        check_run(tmp_path / name, name.partition(" ")[0])
 
 
 def check_run(run_dir: Path, mode: str) -> None:

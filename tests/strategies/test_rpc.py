@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from maml.strategies.over_rpc import Gathering
-from maml.strategies.rpc import Reference
+from maml.processes.world import World
+from maml.strategies import over_rpc
+from maml.strategies.rpc import Reference, Rpc
 from tests.launching import run_torchrun, start_ranks
 from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
 
 FORGETS = """
 from maml.strategies import rpc
-def forget(step, flat, calls):
-    rpc.this(rpc.Rpc).gathering.begin(step, flat.detach(), calls)
+def forget(step, flat, tasks):
+    rpc.this(rpc.Rpc).answer(step, flat.detach(), tasks)
 rpc._begin = forget
 """
 
@@ -82,25 +85,30 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
         rank.wait(60)
 
 
-def test_calls_in_any_order_are_one_batch_in_order() -> None:
+def test_calls_in_any_order_are_one_batch_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps at once: each call has its own thread, and calls come in random order."""
     batches = []
 
-    def compute(places: list[int], shared: float) -> list[tuple[int, float]]:
-        batches.append((places, shared))
-        return [(place, shared) for place in places]
+    def compute(self: Rpc, tasks: list[int], flat: Tensor) -> list[Tensor]:
+        batches.append(tasks)
+        return [task * flat for task in tasks]
 
+    monkeypatch.setattr(Rpc, "_batch_of_rows", compute)
+    worker = worker_of("maml-sinusoid-10shot")
+    strategy = Rpc(worker.config, World(0, 1, 0, 1, launched=False), worker)
+    monkeypatch.setattr(over_rpc, "_this", strategy)
+    tasks, flat = [3, 1, 4, 2], torch.tensor([0.5])
+    calls = [partial(strategy.row, step, task) for step in (1, 2) for task in tasks]
+    todo: list[Callable[[], Any]] = [
+        *calls, *(partial(strategy.answer, step, step * flat, tasks) for step in (1, 2))
+    ]  # fmt: skip
     for seed in range(20):
         batches.clear()
-        gathering = Gathering(compute)
-        calls = [partial(gathering.call, step, task) for step in (1, 2) for task in range(9)]
-        begins = [partial(gathering.begin, step, 0.5 * step, 9) for step in (1, 2)]
-        todo: list[Callable[[], Any]] = [*calls, *begins]
         random.Random(seed).shuffle(todo)
         with ThreadPoolExecutor(len(todo)) as pool:
             done = {one: pool.submit(one) for one in todo}
-        both = [(list(range(9)), 0.5), (list(range(9)), 1.0)]
-        assert sorted(batches, key=lambda batch: batch[1]) == both
+        assert batches == [tasks, tasks]
         for one in calls:
             step, task = one.args
-            assert done[one].result().wait() == (task, 0.5 * step)
+            assert done[one].result().wait() == task * step * flat
+        assert not strategy._rows

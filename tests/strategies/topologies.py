@@ -5,7 +5,6 @@ torchrun … -m tests.strategies.topologies FOLDER CONFIGURATIONS, the second as
 ``rows.pt``, what the strategy's evaluations returned: ``{split: [T, metrics]}``.
 """
 
-import contextlib
 import functools
 import json
 import sys
@@ -30,9 +29,8 @@ def main(arguments: list[str]) -> None:
         rows: dict[str, list[Tensor]] = {}
         with (
             mock.patch("maml.training.setup.build_strategy", functools.partial(recorded, rows)),
-            # Pictures and a look at all objects of the process take most of a tiny run's time.
+            # Pictures take most of a tiny run's time.
             mock.patch("maml.training.testing.draw"),
-            mock.patch("maml.training.setup.settled", contextlib.nullcontext),
         ):
             trainer = Trainer(with_values(parse(flags), run_dir=str(folder / name)))
             assert trainer.run() == 0

@@ -11,8 +11,6 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Set
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -140,12 +138,11 @@ class ParameterServer(OverRpc):
         callers = {rank for rank, part in parts.items() if len(part)}
         shares: dict[int, Tensor] = {}
         asked: set[int] = set()
-        deadline = self.liveness.clock.now() + self.config.timeout
         while len(shares) < max(len(callers) - self.spared, 1):
             for rank in sorted((self._idle.keys() & callers) - asked):
                 self._give(rank, parts[rank], params)
                 asked.add(rank)
-            rank, result, _ = self._take(deadline, callers - shares.keys())
+            rank, result, _ = self._take()
             if result is not None and result.step == self._step:
                 shares[rank] = result.flat
             elif result is not None:
@@ -159,14 +156,13 @@ class ParameterServer(OverRpc):
         """Return the first share that is not more than ``--ps-max-staleness`` steps behind."""
         if self._first_ids is None:
             self._first_ids = ids
-        deadline = self.liveness.clock.now() + self.config.timeout
         while True:
             for rank in sorted(self._idle):
                 batch = self._first_ids + self._handed_out * len(ids)  # as `Episodes.ids` counts
                 self._handed_out += 1
                 self._under_way[rank] = batch
                 self._give(rank, batch, params)
-            rank, result, _ = self._take(deadline, set(self.others))
+            rank, result, _ = self._take()
             if result is None:
                 continue
             self._taken_in = self._under_way.pop(rank)
@@ -180,15 +176,11 @@ class ParameterServer(OverRpc):
         """Return the ids of the gradients that this step took in."""
         return self._taken_in
 
-    def _take(self, deadline: float, missing: Set[int]) -> Event:
-        """Return and count the next arrival of any rank; a timeout names ``missing`` ranks."""
-        began, event = time.monotonic(), None
-        while event is None:
-            left = deadline - self.liveness.clock.now()
-            with suppress(queue.Empty):
-                event = self.events.get(timeout=max(left, 0))
-            if event is None and left <= 0:
-                raise self.liveness.explain(TimeoutError(self.liveness.name(set(missing))))
+    def _take(self) -> Event:
+        """Return and count the next arrival of any rank."""
+        began = time.monotonic()
+        with self.guard():
+            event = self.events.get()
         self._waited += time.monotonic() - began
         if event.answer is not None:
             self._idle[event.rank] = event.answer

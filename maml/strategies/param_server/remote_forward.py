@@ -1,16 +1,13 @@
 """``--ps-forward remote``: the model stays on the server; trainers call its forward over RPC.
 
 This is PyTorch's RPC parameter server. A trainer sends its tasks through the server's forward pass.
-The backward pass leaves the gradients on the server, in a distributed-autograd context. There
-`DistributedOptimizer` hands the gradients to the outer loop. So a step and its checkpoints are as
-with every other strategy.
+The backward pass leaves the gradient on the server, in a distributed-autograd context, from which
+the outer loop gets it. So a step and its checkpoints are as with every other strategy.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
-from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -40,7 +37,6 @@ class RemoteForward(ParameterServer):
         self.leaf = torch.zeros(self.packing.n_params, dtype=worker.dtype, requires_grad=True)
         self.pending: dict[int, Result] = {}
         self._model: tuple[int, Params] | None = None
-        self._optimizer: Any = None
         # One learner per trainer: the forwards of several, and an evaluation, may run at once.
         ranks = self.others if self.drives else ()
         self._learners = {rank: copy.deepcopy(worker.learner) for rank in ranks}
@@ -72,34 +68,20 @@ class RemoteForward(ParameterServer):
         self.pending[rank] = Result(step, totals.detach(), wire_bytes)
         return totals
 
-    def serve(self) -> None:
-        """Serve as every trainer does; then drop the references to the server's model."""
-        super().serve()
-        self._optimizer = None
+    def deliver(self, rank: int, gradient: Tensor) -> None:
+        """Take in the gradient of a trainer's tasks, together with the sums of their forward."""
+        found = self.pending.pop(rank)
+        flat = torch.cat([gradient, found.flat])
+        self.events.put(Event(rank, found._replace(flat=flat), None))
 
     def compute(self, order: Order) -> None:
-        """Call forward, backward and step for the tasks of ``order``; step delivers the result."""
+        """Call forward and backward for the tasks of ``order``; then deliver the gradient there."""
         batches = list(self.worker.training_tasks(order.ids))
-        with self.guard():
-            if self._optimizer is None:
-                self._optimizer = self._on_server()
-            with dist_autograd.context() as context:
-                totals = rpc.rpc_sync(0, _forward, (self.world.rank, order.step, batches))
-                dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
-                self._optimizer.step(context)
-
-    def _on_server(self) -> Any:
-        # Imported here, because the import takes 0.7 s in each process, and few processes need it.
-        from torch.distributed.optim import DistributedOptimizer
-
-        # The class warns that the optimizer is not compiled, but ours only hands gradients over.
-        logging.getLogger("torch.distributed.optim.optimizer").setLevel(logging.ERROR)
-        return DistributedOptimizer(HandOver, [rpc.rpc_sync(0, _parameters)], self.world.rank)
-
-
-def _parameters() -> rpc.RRef[Tensor]:
-    """Run on the server: return a reference to the model's parameters."""
-    return rpc.RRef(this(RemoteForward).leaf)
+        rank = self.world.rank
+        with self.guard(), dist_autograd.context() as context:
+            totals = rpc.rpc_sync(0, _forward, (rank, order.step, batches))
+            dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
+            rpc.rpc_sync(0, _deliver, (rank, context))
 
 
 @reported
@@ -108,19 +90,11 @@ def _forward(rank: int, step: int, batches: list[Batch]) -> Tensor:
     return this(RemoteForward).forward(rank, step, batches)
 
 
-class HandOver:
-    """The optimizer that `DistributedOptimizer` makes on the server; it passes gradients on."""
-
-    def __init__(self, leaves: list[Tensor], rank: int) -> None:
-        self._leaves, self._rank = leaves, rank
-
-    def step(self) -> None:
-        """Deliver the gradients of the trainer's context, together with the sums of its forward."""
-        server = this(RemoteForward)
-        found = server.pending.pop(self._rank)
-        (leaf,) = self._leaves
-        if leaf.grad is None:
-            raise RuntimeError("the served model got no gradient")
-        flat = torch.cat([leaf.grad, found.flat])
-        leaf.grad = None
-        server.events.put(Event(self._rank, found._replace(flat=flat), None))
+@reported
+def _deliver(rank: int, context: int) -> None:
+    """Run on the server: see `RemoteForward.deliver`."""
+    server = this(RemoteForward)
+    gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]
+    if server.leaf not in gradients:
+        raise RuntimeError("the served model got no gradient")
+    server.deliver(rank, gradients[server.leaf])

@@ -6,7 +6,6 @@
 Shape legend: B tasks, E examples of a set.
 """
 
-from collections.abc import Collection
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -22,7 +21,7 @@ class Gradient(NamedTuple):
     Attributes:
         losses: ``[B]``.
         outputs: ``[B, …]``, or a nest of such: what the loss returns in addition to its value.
-        gradients: ``{name: [B, …]}``, in the derivatives' own coordinates.
+        gradients: ``{name: [B, …]}``.
         point: The data that `Derivatives.hessian_vector` needs about these parameters.
     """
 
@@ -35,37 +34,21 @@ class Gradient(NamedTuple):
 class Derivatives:
     """The derivatives of an inner problem's losses by its parameters, for B tasks at once.
 
-    A subclass may use its own coordinates for parameters, gradients and vectors: the same numbers
-    under other names and shapes. Element-wise arithmetic has the same meaning in them. The base
-    class uses the problem's names.
-
-    Attributes:
-        whole: True if the gradient of the support loss covers every parameter. False if it covers
-            only the parameters that adapt, under their own names.
-        alone: True if a batch is one task, which is computed without batching.
-        absent: Names of parameters without coordinates, because no loss depends on them.
+    ``alone``: a batch is one task, which is computed without batching.
     """
 
-    whole = alone = False
-    absent: Collection[str] = ()
+    alone = False
 
-    def enter(self, params: Params) -> Params:
-        """Return all parameters of a problem, ``{name: […]}``, in this object's coordinates."""
+    def laid_out(self, params: Params) -> Params:
+        """Return the same parameters, in the memory order that is the fastest here."""
         return params
-
-    def leave(self, gradients: Params) -> Params:
-        """Convert gradients from this object's coordinates to the problem's ``{name: […]}``."""
-        return gradients
-
-    def put(self, at: Params, params: Params) -> Params:
-        """Return ``at {name: [B, …]}`` with ``params {name: […]}`` put in, equal for all tasks."""
-        return at | of_each_task(params, len(next(iter(at.values()))))
 
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
         """Return losses, outputs and gradients.
 
         Args:
-            part: The support or the query loss. The query gradient covers all parameters.
+            part: The support loss, whose gradient covers the parameters that adapt, or the query
+                loss, whose gradient covers all parameters.
             at: ``{name: [B, …]}``; a tensor that tasks share is expanded over B (stride 0).
             tasks: B tasks.
             step: The inner step that the losses receive.

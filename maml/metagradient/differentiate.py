@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
-from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.kernels.derivatives import Derivatives
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
 from maml.metagradient.function import FunctionDerivatives
@@ -51,9 +51,7 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     derivatives = native(problem, tasks)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
-        still = {n: t.detach() for n, t in problem.start.items() if n in derivatives.absent}
-        moved = derivatives.leave(at) | of_each_task(still, n_tasks_of(tasks))
-        return {name: moved[name] for name in problem.start}
+        return {name: at[name] for name in problem.start}
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
     alone = FunctionDerivatives(problem, alone=True)

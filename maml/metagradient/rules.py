@@ -81,16 +81,14 @@ class Moment(NamedTuple):
         total: ``{name: […]}``; zero before the first gradient.
         weight: The sum of the gradients' weights: 1 − βᵗ after t gradients. A number, or a tensor
             ``[]`` for a given moment that is a mean over tasks.
-        kept: The share of the initial total that is left: βᵗ after t gradients.
     """
 
     total: Params
     weight: float | Tensor = 0.0
-    kept: float = 1.0
 
     def counted(self, beta: float) -> "Moment":
         """Return the moment after one more gradient: its weights, and an empty total to fill."""
-        return Moment({}, beta * self.weight + (1 - beta), beta * self.kept)
+        return Moment({}, beta * self.weight + (1 - beta))
 
 
 class AdamState(NamedTuple):

@@ -90,9 +90,7 @@ class _Loop:
         self, problem: Problem, tasks: Any, derivatives: Derivatives, *, differentiated: bool = True
     ) -> None:
         self.problem, self.tasks, self.derivatives = problem, tasks, derivatives
-        learned = any(rate.requires_grad for of in problem.rates or () for rate in of.values())
-        second = problem.second_moment
-        self.rule = make_rule(problem.optimizer, problem.lr, second, learned=learned)
+        self.rule = make_rule(problem.optimizer, problem.lr, problem.second_moment)
         self.differentiated = differentiated
         self.start = self._of_each(derivatives.laid_out(problem.params(problem.start, 0)))
         self.second = problem.order == "second"
@@ -206,8 +204,9 @@ class _Loop:
             scale = 1.0
             self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
         self.v, self.v_state = self.v | moved.weights, moved.state
-        if problem.rates is not None:
-            self.of_rates.insert(0, self._of_rates(step, moved.rates))
+        if problem.rates is not None and moved.rates is not None:
+            shapes = {name: rate.shape for name, rate in problem.rates[step].items()}
+            self.of_rates.insert(0, {n: moved.rates[n].sum_to_size(s) for n, s in shapes.items()})
         del began, taken, moving, moved  # the optimizer's state and the next tensors are large
         # All tasks share the start of the first step: only the sum over tasks is needed.
         first = step == 0
@@ -231,14 +230,6 @@ class _Loop:
             weight, gradients = problem.query_weight(step - 1), early.gradients
             self.v = {n: torch.add(t, gradients[n], alpha=weight) for n, t in self.v.items()}
             self.losses = self.losses + weight * early.losses
-
-    def _of_rates(self, step: int, gradients: Params | None) -> Params:
-        """Return the gradient of a step's rates in the rates' shapes; empty if none is learned."""
-        assert self.problem.rates is not None
-        if gradients is None:
-            return {}
-        rates = self.problem.rates[step]
-        return {name: gradients[name].sum_to_size(rate.shape) for name, rate in rates.items()}
 
     def _take_out(self, step: int, *, summed: bool) -> Params:
         """Return Σ over tasks of v's rows of `step_params`; zero these rows unless ``summed``."""

@@ -26,8 +26,8 @@ NOT_ZERO = 1e-16
 class PulledBack(NamedTuple):
     """Cotangents before a rule: of the weights, of the gradients (times ``scale``), of the state.
 
-    With ``scale``, a rule that only scales need not touch every element. The cotangents of learned
-    rates are summed over tasks.
+    With ``scale``, a rule that only scales need not touch every element. The cotangents of rates
+    are summed over tasks.
     """
 
     weights: Params
@@ -46,13 +46,13 @@ class SGDRule:
 
     def __init__(
         self, weights: Params, gradients: Params, state: Any, rates: Params | None, *,
-        lr: float, beta: float = 0.0, learned: bool = False,
+        lr: float, beta: float = 0.0,
     ) -> None:  # fmt: skip
-        self._lr, self._beta, self._rates, self._learned = lr, beta, rates, learned
+        self._lr, self._beta, self._rates = lr, beta, rates
         moment = gradients
         if state:
             moment = {n: torch.add(g, state[n], alpha=beta) for n, g in gradients.items()}
-        self._moment = moment if learned else {}
+        self._moment = {} if rates is None else moment
         moved = {
             name: torch.add(tensor, moment[name], alpha=-lr)
             if rates is None
@@ -63,11 +63,10 @@ class SGDRule:
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """Pull cotangents of weights and state (None: zero) back to before the rule."""
-        v_rates = None
-        if self._learned:
+        of_moment, v_rates, rates = v, None, self._rates
+        if rates is not None:
+            of_moment = {n: rates[n] * tensor for n, tensor in v.items()}
             v_rates = {n: (t * self._moment[n]).sum(0).mul_(-self._lr) for n, t in v.items()}
-        rates = self._rates
-        of_moment = v if rates is None else {n: rates[n] * tensor for n, tensor in v.items()}
         if v_state:
             of_moment = {n: tensor + v_state[n] for n, tensor in of_moment.items()}
         before = {n: self._beta * tensor for n, tensor in of_moment.items()} if self._beta else ()
@@ -111,11 +110,9 @@ class AdamRule:
     def __init__(
         self, weights: Params, gradients: Params, state: AdamState | None, rates: Params | None, *,
         lr: float, beta1: float = 0.9, decay: float = 0.0, second: Moment | None = None,
-        learned: bool = False,
     ) -> None:  # fmt: skip
         self._lr, self._beta1, self._decay = lr, beta1, decay
         self._before, self._gradients, self._rates = weights, gradients, rates
-        self._learned = learned
         if state is None:
             nothing = Moment({name: torch.zeros_like(g) for name, g in gradients.items()})
             state = AdamState(nothing, second or nothing)
@@ -157,11 +154,11 @@ class AdamRule:
             along = of_weight if self._rates is None else self._rates[name] * of_weight
             of_weights[name] = torch.add(of_weight, along, alpha=-by) if by else of_weight
             _, _, mean, root = self._seen(name, g)
-            if self._learned:
+            if self._rates is not None:
                 of_rates[name] = (of_weight * self._update(name, mean, root)).sum(0)
             after = v_state and v_state.pop(name)
             of_gradients[name], of_state[name] = self._back(g, mean, root, along, after)
-        rates = of_rates if self._learned else None
+        rates = None if self._rates is None else of_rates
         return PulledBack(of_weights, of_gradients, 1.0, of_state, rates)
 
     def _back(
@@ -197,13 +194,7 @@ OPTIMIZERS: dict[str, Callable[..., Rule]] = {
 """By the names of ``--inner-optimizer``."""
 
 
-def make_rule(
-    name: str, lr: float, second: Moment | None = None, *, learned: bool = False
-) -> MakeRule:
-    """Return the rule of an optimizer; any rates multiply the rule's updates.
-
-    ``second``: the initial value of Adam's second moment; ``learned``: whether the caller needs
-    `PulledBack.rates`.
-    """
+def make_rule(name: str, lr: float, second: Moment | None = None) -> MakeRule:
+    """Return the rule of an optimizer; ``second``: the initial value of Adam's second moment."""
     values = {} if second is None else {"second": second}
-    return functools.partial(OPTIMIZERS[name], lr=lr, learned=learned, **values)
+    return functools.partial(OPTIMIZERS[name], lr=lr, **values)

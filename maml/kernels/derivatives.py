@@ -66,8 +66,3 @@ class Derivatives:
         point, unless ``again`` announces another call.
         """
         raise NotImplementedError
-
-
-def of_each_task(params: Params, n_tasks: int) -> Params:
-    """Expand tensors that B tasks share to ``{name: [B, …]}``, without a copy (stride 0)."""
-    return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maml.kernels.derivatives import Derivatives, of_each_task
+from maml.kernels.derivatives import Derivatives
 from maml.metagradient.by_task import Batching, each_task, n_tasks_of
 from maml.metagradient.function import grad
 from maml.metagradient.problem import End, Outer, Problem, Tensors, Transform
@@ -121,7 +121,9 @@ class _Loop:
         return _Taken(tuple(gradients), support.point, transformed, rule)
 
     def _of_each(self, params: Params) -> Params:
-        return of_each_task(params, n_tasks_of(self.tasks))
+        """Expand tensors that tasks share to ``{name: [B, …]}``, without a copy (stride 0)."""
+        n_tasks = n_tasks_of(self.tasks)
+        return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
 
     def forward(self) -> tuple[Params, Any]:
         """Take all steps; return all parameters after them, and the optimizer's state."""

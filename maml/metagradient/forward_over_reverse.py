@@ -55,7 +55,6 @@ class _Transformed:
 class _Taken(NamedTuple):
     """Results of a step: the point of its gradient, the transformed gradient, and the rule."""
 
-    names: tuple[str, ...]
     point: Any
     transformed: _Transformed | None
     rule: Rule
@@ -118,7 +117,7 @@ class _Loop:
             gradients = transformed.gradients
         rates = None if self.problem.rates is None else self.problem.rates[step]
         rule = self.rule(weights, gradients, state, rates)
-        return _Taken(tuple(gradients), support.point, transformed, rule)
+        return _Taken(support.point, transformed, rule)
 
     def _of_each(self, params: Params) -> Params:
         """Expand tensors that tasks share to ``{name: [B, …]}``, without a copy (stride 0)."""
@@ -198,7 +197,7 @@ class _Loop:
         began = self._began(step)
         taken = began.taken or self._take(step, began.at, began.state, self.second)
         at, point = began.at, taken.point
-        moving = {name: self.v.pop(name) for name in taken.names}
+        moving = {name: self.v.pop(name) for name in problem.start}
         moved = taken.rule.pull_back(moving, self.v_state)
         u, scale = moved.gradients, moved.scale
         if taken.transformed is not None:

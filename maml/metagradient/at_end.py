@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maml.kernels.derivatives import Derivatives
 from maml.metagradient.forward_over_reverse import adapt
+from maml.metagradient.function import Derivatives
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
 from maml.metagradient.rules import Moment
 from maml.params import Params, sum_rows

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maml.kernels.derivatives import Derivatives
 from maml.metagradient.by_task import Batching, each_task, n_tasks_of
-from maml.metagradient.function import grad
+from maml.metagradient.function import Derivatives, grad
 from maml.metagradient.problem import End, Outer, Problem, Tensors, Transform
 from maml.metagradient.rules import Rule, make_rule
 from maml.params import Params, sum_rows

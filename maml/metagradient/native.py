@@ -9,7 +9,6 @@ Shape legend: B tasks, E examples, N ways.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.kernels.convnet import convnet, lay_out
-from maml.kernels.derivatives import Derivatives, Gradient, Part
+from maml.metagradient.function import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import MiniBatches, NetworkLoss, part_of
@@ -67,7 +66,7 @@ def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDeriva
         fits = x.shape[2:] == network.image_shape and y.dtype == torch.int64 and y.dim() == 2
         if not fits or (y == IGNORED).any():
             return None
-    return NativeDerivatives(network, problem.start, batches)
+    return NativeDerivatives(problem, network, batches)
 
 
 def _has_its_head(network: Conv4) -> bool:
@@ -83,14 +82,14 @@ def _has_its_head(network: Conv4) -> bool:
 
 
 class NativeDerivatives(Derivatives):
-    """See `maml.kernels.derivatives.Derivatives`."""
+    """The same as `Derivatives`, by kernels."""
 
     def __init__(
-        self, network: Conv4, moving: Iterable[str], batches: MiniBatches | None = None
+        self, problem: Problem, network: Conv4, batches: MiniBatches | None = None
     ) -> None:
-        """``moving``: names that adapt; ``batches``: the support loss's examples, None: all."""
+        """``batches``: which examples the support loss sees; None: all."""
+        super().__init__(problem)
         self._passes, self._batches = convnet(network.shape(network.ways)), batches
-        self._moving = tuple(moving)
         self._names = [name for name in tensors(network) if not name.endswith("conv.bias")]
 
     def laid_out(self, params: Params) -> Params:

@@ -12,7 +12,7 @@ from datasets.tasks import Task
 from maml.kernels import library, threads
 from maml.kernels.convnet import convnet
 from maml.learners.objectives import CLASSIFICATION
-from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.function import Derivatives
 from maml.metagradient.native import NativeDerivatives
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
@@ -44,11 +44,11 @@ def random_case(
     return network, weights, vector, x, torch.randint(ways, (n, examples))
 
 
-def plain(network: Conv4) -> FunctionDerivatives:
+def problem_of(network: Conv4) -> Problem:
     losses = losses_of(
         lambda at, x, _: torch.func.functional_call(network, at, (x,))[0], CLASSIFICATION.loss
     )
-    return FunctionDerivatives(Problem(dict(network.named_parameters()), **losses))
+    return Problem(dict(network.named_parameters()), **losses)
 
 
 CASES = {
@@ -66,7 +66,8 @@ def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
     """For the plain cross-entropy, including the head; shared weights are read by many threads."""
     torch.set_num_threads(1 + 3 * shared)
     network, weights, vector, x, y = random_case(*CASES[case], n=3)
-    compiled, reference = NativeDerivatives(network, weights), plain(network)
+    problem = problem_of(network)
+    compiled, reference = NativeDerivatives(problem, network), Derivatives(problem)
     if shared:
         weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
     network.kernels = False
@@ -99,7 +100,7 @@ def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("label", [4, -1, 2**32])
 def test_a_label_outside_the_ways_is_an_error(label: int) -> None:
     network, weights, _, x, y = random_case(*CASES["odd pooling"], n=3)
-    loss = NativeDerivatives(network, weights)
+    loss = NativeDerivatives(problem_of(network), network)
     y[2, 3] = label
     with pytest.raises(ValueError, match=rf"label {label} is none of 0 to 3 \(4 ways\)"):
         loss.gradient("query", weights, Task(x, y, x, y), 0, again=False)
@@ -155,7 +156,7 @@ def of_kernels(weights: dict[str, Tensor]) -> list[Tensor]:
 def test_threads_of_one_task_change_no_bit(case: str) -> None:
     """Also with three threads, which divide the channels unevenly."""
     network, weights, vector, x, y = random_case(*CASES[case], n=1)
-    loss, tasks = NativeDerivatives(network, weights), Task(x, y, x, y)
+    loss, tasks = NativeDerivatives(problem_of(network), network), Task(x, y, x, y)
     passes = convnet(network.shape())
     *at, _, _ = of_kernels(weights)
     *v, _, _ = of_kernels(vector)
@@ -183,7 +184,7 @@ def test_divergence_stays_visible() -> None:
     """A loss of NaN stays NaN."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
     weights["head.weight"][1, 0, 0] = float("nan")
-    loss, tasks = NativeDerivatives(network, weights), Task(x, y, x, y)
+    loss, tasks = NativeDerivatives(problem_of(network), network), Task(x, y, x, y)
     losses = loss.gradient("query", weights, tasks, 0, again=False).losses
     assert losses[0].isfinite() and losses[1].isnan()
 

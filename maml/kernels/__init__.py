@@ -1,1 +1,1 @@
-"""Compiled passes over a stack of convolutional blocks, and the interface of derivatives."""
+"""Compiled passes over a stack of convolutional blocks."""

@@ -142,8 +142,8 @@ class ConvNet:
 
     def gradient(
         self, weights: Weights, x: Tensor, y: Tensor, *, again: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Return the mean cross-entropy ``[B]``, logits, gradients ``[B, P]``, kept maps or None.
+    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor | None]:
+        """Return the mean cross-entropy ``[B]``, logits, gradients by weight, kept maps or None.
 
         ``y`` holds int64 labels ``[B, E]``. Raise ``ValueError`` for a label outside 0 … N − 1.
         Set ``again`` to keep the maps for a later call of `hessian_vector`.
@@ -164,16 +164,16 @@ class ConvNet:
             if wrong:
                 label = int(y[first:].flatten()[wrong - 1])
                 raise ValueError(f"label {label} is none of 0 to {ways - 1} ({ways} ways)")
-        return losses, logits, gradients.get(), kept
+        return losses, logits, self.parts(gradients.get()), kept
 
     def hessian_vector(
         self, weights: Weights, kept: Tensor, v: Weights, n: int, *, total: bool
-    ) -> Tensor:
-        """Return the Hessian times ``v``, ``[B, P]``; with ``total`` the sum over tasks ``[P]``."""
+    ) -> list[Tensor]:
+        """Return the Hessian times ``v`` by weight, ``[B, …]``, or with ``total`` the sum."""
         at, v = self._laid_out(weights), self._laid_out(v)
         found = self._result(kept, total=total)
         self._call("hessian_vector", len(kept), n, at, kept, v, found)
-        return found.get()
+        return self.parts(found.get())
 
     def parts(self, flat: Tensor) -> list[Tensor]:
         """Return views of ``[P]`` or ``[B, P]``, one for each weight."""

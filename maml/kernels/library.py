@@ -7,6 +7,7 @@ A file's name is a hash of the sources, the options, the compiler with its versi
 the processor. ``$MAML_KERNEL_FLAGS`` adds options of the compiler (`launch/sanitize`).
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -85,25 +86,19 @@ def load() -> ctypes.CDLL | None:
 
 def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
     """Return the library at ``path``; compile it if the file is missing or damaged."""
-    try:
+    with contextlib.suppress(OSError):
         return _open(path)
-    except FileNotFoundError:
-        # One process of a host compiles. Rank 0 prints the line, even if another rank compiles.
-        if os.environ.get("RANK", "0") == "0":
-            line = "compiling the kernels for this processor: about half a minute, once"
-            print(line, file=sys.stderr, flush=True)
-    except OSError:
-        pass  # reported below, by the process that compiles the file again
     path.parent.mkdir(parents=True, exist_ok=True)
     with Lock(Path(f"{path}.lock")).held() as alone:
         try:
             return _open(path)
         except FileNotFoundError:
-            pass
+            line = "compiling the kernels for this processor: about half a minute, once"
         except OSError as error:
             reason = error.strerror or str(error).removeprefix(f"{path}: ")
             line = f"{path}: {reason}; it is compiled anew: about half a minute"
-            print(line, file=sys.stderr, flush=True)
+        # One process of a host compiles, and says so; the others wait.
+        print(line, file=sys.stderr, flush=True)
         if alone:
             whole.sweep(path)
         _compile(compiler, path)

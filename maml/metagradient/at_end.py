@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maml.kernels.derivatives import Derivatives
 from maml.metagradient.forward_over_reverse import adapt
+from maml.metagradient.function import Derivatives
 from maml.metagradient.problem import Outer, Problem, Tensors, by_name
 from maml.metagradient.rules import Moment
 from maml.params import Params, sum_rows
@@ -61,8 +61,7 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
 
     least = LEAST_CURVATURE * (1 + damping)
     solution = conjugate_gradient(product, query.gradients, cg_steps, least, 1 / (1 + damping))
-    summed = derivatives.leave({name: sum_rows(tensor) for name, tensor in solution.items()})
-    gradients = Tensors({name: summed[name] for name in problem.start}, {}, [], [])
+    gradients = Tensors({name: sum_rows(solution[name]) for name in problem.start}, {}, [], [])
     return Outer(gradients, query.losses, query.outputs)
 
 
@@ -126,23 +125,18 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     """Return θ − φ, summed over B tasks; the query loss is only reported."""
     at, state = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, problem.last_step, again=False)
-    start = derivatives.enter(problem.params(problem.start, 0))
-    apart = derivatives.leave({name: sum_rows(start[name] - end) for name, end in at.items()})
+    start = derivatives.laid_out(problem.start)
+    apart = {name: sum_rows(tensor - at[name]) for name, tensor in start.items()}
     of_moment: Params = {}
     if problem.second_moment is not None:
-        of_moment = _moved(problem.second_moment, state.second, derivatives, len(query.losses))
+        of_moment = _moved(problem.second_moment, state.second, len(query.losses))
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
     rates: list[Params] = [{} for _ in problem.rates or ()]
-    gradients = Tensors(
-        {name: apart[name] for name in problem.start}, still, rates, [], second_moment=of_moment
-    )
+    gradients = Tensors(apart, still, rates, [], second_moment=of_moment)
     return Outer(gradients, query.losses, query.outputs)
 
 
-def _moved(start: Moment, end: Moment, derivatives: Derivatives, n_tasks: int) -> Params:
+def _moved(start: Moment, end: Moment, n_tasks: int) -> Params:
     """Return a second moment's start − end, summed over B tasks, in the form of `by_name`."""
-    ends = derivatives.leave({name: sum_rows(tensor) for name, tensor in end.total.items()})
-    for name in start.total.keys() & set(derivatives.absent):
-        ends[name] = (n_tasks * end.kept) * start.total[name]  # its gradients are zero
-    total = {name: n_tasks * tensor - ends[name] for name, tensor in start.total.items()}
+    total = {name: n_tasks * t - sum_rows(end.total[name]) for name, t in start.total.items()}
     return by_name(Moment(total, n_tasks * (start.weight - end.weight)))

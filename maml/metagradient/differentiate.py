@@ -16,10 +16,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
-from maml.kernels.derivatives import Derivatives, of_each_task
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
-from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
@@ -51,12 +50,10 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
     derivatives = native(problem, tasks)
     if derivatives is not None:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
-        still = {n: t.detach() for n, t in problem.start.items() if n in derivatives.absent}
-        moved = derivatives.leave(at) | of_each_task(still, n_tasks_of(tasks))
-        return {name: moved[name] for name in problem.start}
+        return {name: at[name] for name in problem.start}
     if batching == "vmap":
         return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
-    alone = FunctionDerivatives(problem, alone=True)
+    alone = Derivatives(problem, alone=True)
     found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, alone)[0], tasks)
     return {name: torch.cat([each[name] for each in found]) for name in problem.start}
 
@@ -115,7 +112,7 @@ def differentiate(
         by_steps = other or problem.is_part or problem.snapshots is not None
         if not by_steps and (way != "mixed" or not problem.steps):
             return unrolled.through_loop(problem, tasks)
-        return _step_by_step(problem, tasks, FunctionDerivatives(problem))
+        return _step_by_step(problem, tasks, Derivatives(problem))
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
@@ -129,7 +126,7 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
 
 def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     """Differentiate one task after the other, and sum the gradients in the order of the tasks."""
-    derivatives = FunctionDerivatives(problem, alone=True)
+    derivatives = Derivatives(problem, alone=True)
     found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
     of_each = [each.gradients for each in found]
     gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from maml.kernels.derivatives import Derivatives, of_each_task
-from maml.metagradient.by_task import each_task, n_tasks_of
-from maml.metagradient.function import grad
-from maml.metagradient.problem import End, Outer, Problem, Tensors
-from maml.metagradient.rules import Moment, Rule, make_rule
+from maml.metagradient.by_task import Batching, each_task, n_tasks_of
+from maml.metagradient.function import Derivatives, grad
+from maml.metagradient.problem import End, Outer, Problem, Tensors, Transform
+from maml.metagradient.rules import Rule, make_rule
 from maml.params import Params, sum_rows
 
 REMEMBERED_STEPS = 8
@@ -30,21 +29,15 @@ or a problem with ``snapshots``, computes them again."""
 
 
 class _Transformed:
-    """Gradients after `Problem.transform`: ``gradients``, in the derivatives' coordinates."""
+    """``gradients``: inner gradients after a `Problem.transform`."""
 
-    def __init__(self, problem: Problem, derivatives: Derivatives, gradients: Params) -> None:
-        assert problem.transform is not None
-        function, tensors = problem.transform
-
-        def one(gradients: Params) -> Params:
-            named = derivatives.leave(gradients)
-            own = {name: named[name] for name in problem.start}
-            return derivatives.enter(named | function(own, self._tensors))
-
+    def __init__(self, transform: Transform, derivatives: Derivatives, gradients: Params) -> None:
+        function, tensors = transform
         with torch.enable_grad():
             self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
             self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
-            each = each_task(one, "tasks" if derivatives.alone else "vmap")
+            batching: Batching = "tasks" if derivatives.alone else "vmap"
+            each = each_task(lambda gradients: function(gradients, self._tensors), batching)
             self._after = each(self._before)
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
@@ -61,7 +54,6 @@ class _Transformed:
 class _Taken(NamedTuple):
     """Results of a step: the point of its gradient, the transformed gradient, and the rule."""
 
-    names: tuple[str, ...]
     point: Any
     transformed: _Transformed | None
     rule: Rule
@@ -83,10 +75,7 @@ def step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Oute
 
 @torch.no_grad()
 def adapt(problem: Problem, tasks: Any, derivatives: Derivatives) -> tuple[Params, Any]:
-    """Return all parameters after the inner loop of each task, and the optimizer's state.
-
-    Both are in the derivatives' coordinates.
-    """
+    """Return all parameters after the inner loop of each task, and the optimizer's state."""
     loop = _Loop(problem, tasks, derivatives, differentiated=False)
     at, state = loop.forward()
     return problem.pulled_at_end(at, loop.start), state
@@ -99,15 +88,9 @@ class _Loop:
         self, problem: Problem, tasks: Any, derivatives: Derivatives, *, differentiated: bool = True
     ) -> None:
         self.problem, self.tasks, self.derivatives = problem, tasks, derivatives
-        learned = any(rate.requires_grad for of in problem.rates or () for rate in of.values())
-        second = problem.second_moment
-        if second is not None:
-            second = Moment(self._of_start(second.total), second.weight)
-        self.rule = make_rule(problem.optimizer, problem.lr, second, learned=learned)
+        self.rule = make_rule(problem.optimizer, problem.lr, problem.second_moment)
         self.differentiated = differentiated
-        self.rates = [self._own_rates(step) for step in range(problem.steps)]
-        shared = derivatives.enter(problem.params(problem.start, 0))
-        self.start = of_each_task(shared, n_tasks_of(tasks))
+        self.start = self._of_each(derivatives.laid_out(problem.params(problem.start, 0)))
         self.second = problem.order == "second"
         self.remember = problem.steps <= REMEMBERED_STEPS and problem.snapshots is None
         self.kept: dict[int, _Step] = {}
@@ -117,27 +100,6 @@ class _Loop:
         self.of_steps: list[Params] = []
         self.of_transform: Params = {}
         self.pulled_to_start: Params = {}
-
-    def _own_rates(self, step: int) -> Params | None:
-        """Return a step's rates in the derivatives' coordinates; None: do not scale the updates."""
-        problem = self.problem
-        if problem.rates is not None:
-            return self._of_start(problem.rates[step])
-        if not self.derivatives.whole or not (problem.fixed or problem.step_params):
-            return None
-        return self._of_start({name: torch.ones_like(t) for name, t in problem.start.items()})
-
-    def _of_start(self, values: Params) -> Params:
-        """Return values of the start in the derivatives' coordinates; fixed parameters get 0."""
-        if not self.derivatives.whole:
-            return values
-        params = self.problem.params(self.problem.start, 0)
-        return self.derivatives.enter(
-            {
-                name: values[name].expand_as(t) if name in values else torch.zeros_like(t)
-                for name, t in params.items()
-            }
-        )
 
     def _take(self, step: int, at: Params, state: Any, again: bool) -> _Taken:
         support = self.derivatives.gradient("support", at, self.tasks, step, again=again)
@@ -150,10 +112,16 @@ class _Loop:
             }
         transformed = None
         if self.problem.transform is not None:
-            transformed = _Transformed(self.problem, self.derivatives, gradients)
+            transformed = _Transformed(self.problem.transform, self.derivatives, gradients)
             gradients = transformed.gradients
-        rule = self.rule(weights, gradients, state, self.rates[step])
-        return _Taken(tuple(gradients), support.point, transformed, rule)
+        rates = None if self.problem.rates is None else self.problem.rates[step]
+        rule = self.rule(weights, gradients, state, rates)
+        return _Taken(support.point, transformed, rule)
+
+    def _of_each(self, params: Params) -> Params:
+        """Expand tensors that tasks share to ``{name: [B, …]}``, without a copy (stride 0)."""
+        n_tasks = n_tasks_of(self.tasks)
+        return {name: tensor.expand(n_tasks, *tensor.shape) for name, tensor in params.items()}
 
     def forward(self) -> tuple[Params, Any]:
         """Take all steps; return all parameters after them, and the optimizer's state."""
@@ -170,7 +138,7 @@ class _Loop:
             keep = _kept_between(first, asked, room) | at_hand
         for step in range(first, end):
             if self.problem.step_params:
-                at = self.derivatives.put(at, self.problem.step_params[step])
+                at = at | self._of_each(self.problem.step_params[step])
             remember = self.differentiated and self.second and self.remember
             taken = self._take(step, at, state, remember)
             if step in keep:
@@ -187,7 +155,7 @@ class _Loop:
             return self.kept.pop(step)
         at, state = self._advance(nearest, self.kept[nearest].at, self.kept[nearest].state, step)
         if self.problem.step_params:
-            at = self.derivatives.put(at, self.problem.step_params[step])
+            at = at | self._of_each(self.problem.step_params[step])
         return _Step(at, state, None)
 
     def differentiate(self) -> Outer:
@@ -213,10 +181,9 @@ class _Loop:
             v = {name: sum_rows(tensor) for name, tensor in v.items()}
         pulled = self.pulled_to_start
         v = {n: t + pulled[n] if n in pulled else t for n, t in v.items()}
-        left = self.derivatives.leave(v)
         gradients = Tensors(
-            {name: left[name] for name in problem.start},
-            {name: left[name] for name in problem.fixed},
+            {name: v[name] for name in problem.start},
+            {name: v[name] for name in problem.fixed},
             self.of_rates,
             self.of_steps,
             self.of_transform,
@@ -229,7 +196,7 @@ class _Loop:
         began = self._began(step)
         taken = began.taken or self._take(step, began.at, began.state, self.second)
         at, point = began.at, taken.point
-        moving = {name: self.v.pop(name) for name in taken.names}
+        moving = {name: self.v.pop(name) for name in problem.start}
         moved = taken.rule.pull_back(moving, self.v_state)
         u, scale = moved.gradients, moved.scale
         if taken.transformed is not None:
@@ -237,8 +204,9 @@ class _Loop:
             scale = 1.0
             self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
         self.v, self.v_state = self.v | moved.weights, moved.state
-        if problem.rates is not None:
-            self.of_rates.insert(0, self._of_rates(step, moved.rates))
+        if problem.rates is not None and moved.rates is not None:
+            shapes = {name: rate.shape for name, rate in problem.rates[step].items()}
+            self.of_rates.insert(0, {n: moved.rates[n].sum_to_size(s) for n, s in shapes.items()})
         del began, taken, moving, moved  # the optimizer's state and the next tensors are large
         # All tasks share the start of the first step: only the sum over tasks is needed.
         first = step == 0
@@ -257,30 +225,19 @@ class _Loop:
             self.of_steps.insert(0, self._take_out(step, summed=first))
         if step and problem.query_weight(step - 1):
             if problem.step_params:
-                at = self.derivatives.put(at, problem.step_params[step - 1])
+                at = at | self._of_each(problem.step_params[step - 1])
             early = self.derivatives.gradient("query", at, self.tasks, step - 1, again=False)
             weight, gradients = problem.query_weight(step - 1), early.gradients
             self.v = {n: torch.add(t, gradients[n], alpha=weight) for n, t in self.v.items()}
             self.losses = self.losses + weight * early.losses
 
-    def _of_rates(self, step: int, gradients: Params | None) -> Params:
-        """Return the gradient of a step's rates in the rates' shapes; empty if none is learned."""
-        assert self.problem.rates is not None
-        if gradients is None:
-            return {}
-        rates = self.problem.rates[step]
-        found = self.derivatives.leave(gradients) if self.derivatives.whole else gradients
-        return {name: found[name].sum_to_size(rate.shape) for name, rate in rates.items()}
-
     def _take_out(self, step: int, *, summed: bool) -> Params:
         """Return Σ over tasks of v's rows of `step_params`; zero these rows unless ``summed``."""
-        of_step, total = self.problem.step_params[step], self.v
-        if not summed:
-            total = {name: sum_rows(tensor) for name, tensor in self.v.items()}
-            nothing = {name: torch.zeros_like(tensor) for name, tensor in of_step.items()}
-            self.v = self.derivatives.put(self.v, nothing)
-        left = self.derivatives.leave(total)
-        return {name: left[name] for name in of_step}
+        own = {name: self.v[name] for name in self.problem.step_params[step]}
+        if summed:
+            return own
+        self.v = self.v | {name: torch.zeros_like(tensor) for name, tensor in own.items()}
+        return {name: sum_rows(tensor) for name, tensor in own.items()}
 
 
 def _kept_between(first: int, end: int, room: int) -> set[int]:

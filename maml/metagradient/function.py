@@ -1,4 +1,4 @@
-"""`Derivatives` of any losses: all tasks at once by ``torch.func.vmap``, or one task at a time.
+"""Derivatives of any losses: all tasks at once by ``torch.func.vmap``, or one task at a time.
 
 Each task has its own weights, even where all begin with the same numbers. So the gradient of the
 sum of all losses consists of each task's gradient. The product with the Hessian is a second
@@ -6,24 +6,43 @@ backward pass through the graph of the gradient, not a forward derivative: forwa
 differentiate even what an author keeps out of the graph by ``torch.no_grad`` or ``.data``. With one
 task at a time, nothing is batched or transformed. So control flow, recurrent layers and custom
 functions behave as in a plain loop.
+
+Shape legend: B tasks.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
-from maml.kernels.derivatives import Derivatives, Gradient, Part
 from maml.metagradient import draws
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
+Part: TypeAlias = Literal["support", "query"]
 
-class FunctionDerivatives(Derivatives):
-    """See `maml.kernels.derivatives.Derivatives`; the coordinates are the problem's own names."""
+
+class Gradient(NamedTuple):
+    """A loss and its first derivative, per task.
+
+    Attributes:
+        losses: ``[B]``.
+        outputs: ``[B, …]``, or a nest of such: what the loss returns in addition to its value.
+        gradients: ``{name: [B, …]}``.
+        point: The data that `Derivatives.hessian_vector` needs about these parameters.
+    """
+
+    losses: Tensor
+    outputs: Any
+    gradients: Params
+    point: Any
+
+
+class Derivatives:
+    """The derivatives of an inner problem's losses by its parameters, for B tasks at once."""
 
     def __init__(self, problem: Problem, *, alone: bool = False) -> None:
         """``alone``: each call gets a batch of one task, and the losses may draw."""
@@ -31,9 +50,22 @@ class FunctionDerivatives(Derivatives):
         self._moving = tuple(problem.start)
         self.alone = alone
 
+    def laid_out(self, params: Params) -> Params:
+        """Return the same parameters, in the memory order that is the fastest here."""
+        return params
+
     @torch.enable_grad()
     def gradient(self, part: Part, at: Params, tasks: Any, step: int, *, again: bool) -> Gradient:
-        """See `Derivatives.gradient`."""
+        """Return losses, outputs and gradients.
+
+        Args:
+            part: The support loss, whose gradient covers the parameters that adapt, or the query
+                loss, whose gradient covers all parameters.
+            at: ``{name: [B, …]}``; a tensor that tasks share is expanded over B (stride 0).
+            tasks: B tasks.
+            step: The inner step that the losses receive.
+            again: Whether the caller will call `hessian_vector` at this point.
+        """
         if self.alone:
             at, tasks = pytree.tree_map(lambda tensor: tensor[0], (at, tasks))
         names = self._moving if part == "support" else tuple(at)
@@ -64,7 +96,12 @@ class FunctionDerivatives(Derivatives):
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
-        """See `Derivatives.hessian_vector`."""
+        """Return the derivative of ``<gradient, vector>`` by all parameters at ``point``.
+
+        ``vector {name: [B, …]}`` has the names of the gradient. The result ``{name: [B, …]}`` has
+        all parameters; with ``total`` it is the sum over tasks, ``{name: […]}``. A call uses up the
+        point, unless ``again`` announces another call.
+        """
         leaves, names, gradients = point
         along = [vector[name][0] if self.alone else vector[name] for name in names]
         found = grad(gradients, [*leaves.values()], along, retain_graph=again)

@@ -4,12 +4,11 @@ A `Conv4` uses compiled kernels in every model (`maml.networks.stack`). For this
 is compiled, too, and a step is one call. Only known losses allow this, so this module inspects the
 losses.
 
-Shape legend: B tasks, E examples, N ways, P weights.
+Shape legend: B tasks, E examples, N ways.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,16 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets.tasks import Task
-from maml.kernels.convnet import convnet
-from maml.kernels.derivatives import Derivatives, Gradient, Part
+from maml.kernels.convnet import convnet, lay_out
+from maml.metagradient.function import Derivatives, Gradient, Part
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.networks.loss import MiniBatches, NetworkLoss, part_of
 from maml.networks.ordinary import is_hooked, tensors
 from maml.params import Params
 
-ALL = "all weights"
-"""The only tensor of these coordinates: ``[B, P]``, each task's kernel weights end to end."""
 IGNORED = -100
 """The label that `F.cross_entropy` ignores (its ``ignore_index``); the kernels know no such."""
 
@@ -69,7 +66,7 @@ def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDeriva
         fits = x.shape[2:] == network.image_shape and y.dtype == torch.int64 and y.dim() == 2
         if not fits or (y == IGNORED).any():
             return None
-    return NativeDerivatives(network, batches)
+    return NativeDerivatives(problem, network, batches)
 
 
 def _has_its_head(network: Conv4) -> bool:
@@ -85,43 +82,27 @@ def _has_its_head(network: Conv4) -> bool:
 
 
 class NativeDerivatives(Derivatives):
-    """See `maml.kernels.derivatives.Derivatives`."""
+    """The same as `Derivatives`, by kernels."""
 
-    whole = True
-
-    def __init__(self, network: Conv4, batches: MiniBatches | None = None) -> None:
+    def __init__(
+        self, problem: Problem, network: Conv4, batches: MiniBatches | None = None
+    ) -> None:
         """``batches``: which examples the support loss sees; None: all."""
+        super().__init__(problem)
         self._passes, self._batches = convnet(network.shape(network.ways)), batches
-        weights = tensors(network)
-        self._names = [name for name in weights if not name.endswith("conv.bias")]
-        self._sizes = [weights[name].shape for name in self._names]
-        self._biases = {n: t.shape for n, t in weights.items() if n not in self._names}
-        self.absent: Collection[str] = self._biases
+        self._names = [name for name in tensors(network) if not name.endswith("conv.bias")]
 
-    def enter(self, params: Params) -> Params:
-        """See `Derivatives.enter`."""
-        return {ALL: torch.cat([_turned(params[name]).flatten() for name in self._names])}
+    def laid_out(self, params: Params) -> Params:
+        """See `Derivatives.laid_out`."""
+        return {name: lay_out(t) if t.dim() == 4 else t for name, t in params.items()}
 
-    def leave(self, gradients: Params) -> Params:
-        """See `Derivatives.leave`; for gradients of B tasks, return ``{name: [B, …]}``."""
-        flat = gradients[ALL]
-        parts = flat.split([size.numel() for size in self._sizes], -1)
-        found = {
-            name: _turned_back(part, size)
-            for name, part, size in zip(self._names, parts, self._sizes, strict=True)
+    def _named(self, found: list[Tensor], like: Params) -> Params:
+        """Return derivatives by name; no loss depends on a convolution's bias."""
+        of_kernels = dict(zip(self._names, found, strict=True))
+        return {
+            name: of_kernels[name] if name in of_kernels else torch.zeros_like(tensor)
+            for name, tensor in like.items()
         }
-        return found | {
-            name: flat.new_zeros((*flat.shape[:-1], *size)) for name, size in self._biases.items()
-        }
-
-    def put(self, at: Params, params: Params) -> Params:
-        """See `Derivatives.put`."""
-        # A copy, because tasks may share the memory (stride 0).
-        changed = at[ALL].contiguous() if at[ALL].stride(0) == 0 else at[ALL].clone()
-        for name, part in zip(self._names, self._passes.parts(changed), strict=True):
-            if name in params:
-                part.copy_(params[name])
-        return {ALL: changed}
 
     def gradient(self, part: Part, at: Params, tasks: Task, step: int, *, again: bool) -> Gradient:
         """See `Derivatives.gradient`; the tasks are classification tasks."""
@@ -129,27 +110,20 @@ class NativeDerivatives(Derivatives):
         if part == "support" and self._batches is not None:
             places = self._batches.places(step, y.shape[1])
             x, y = x[:, places], y[:, places]
-        weights = self._passes.parts(at[ALL])
-        losses, logits, gradients, kept = self._passes.gradient(weights, x, y, again=again)
-        return Gradient(losses, logits, {ALL: gradients}, (weights, kept, x.shape[1]))
+        weights = [at[name] for name in self._names]
+        losses, logits, found, kept = self._passes.gradient(weights, x, y, again=again)
+        gradients = self._named(found, at)
+        if part == "support":
+            gradients = {name: gradients[name] for name in self._moving}
+        return Gradient(losses, logits, gradients, (at, kept, x.shape[1]))
 
     def hessian_vector(
         self, point: Any, vector: Params, *, total: bool, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
-        weights, kept, n = point
-        v = self._passes.parts(vector[ALL])
-        return {ALL: self._passes.hessian_vector(weights, kept, v, n, total=total)}
-
-
-def _turned(weight: Tensor) -> Tensor:
-    """Return a convolution's weight ``[F, C, 3, 3]`` in the kernels' order, others unchanged."""
-    return weight.permute(2, 3, 1, 0) if weight.dim() == 4 else weight
-
-
-def _turned_back(part: Tensor, size: torch.Size) -> Tensor:
-    """Undo `_turned` for flat parts ``[…, numbers]``."""
-    if len(size) < 4:
-        return part.unflatten(-1, size)
-    f, channels, *kernel = size
-    return part.unflatten(-1, (*kernel, channels, f)).movedim((-1, -2), (-4, -3))
+        at, kept, n = point
+        weights = [at[name] for name in self._names]
+        # What does not adapt has no direction.
+        v = [vector[n] if n in vector else torch.zeros_like(at[n][0]) for n in self._names]
+        found = self._passes.hessian_vector(weights, kept, v, n, total=total)
+        return self._named(found, {n: t[0] for n, t in at.items()} if total else at)

@@ -43,20 +43,15 @@ class OuterOptimizer:
         self._flat = self._layout.params(meta_params)
         self.params = self._layout.to_params(self._flat)
         self._state: dict[str, torch.Tensor] = {}
-        learning = [name for name in meta_params if name not in frozen]
-        if not learning:
+        self._frozen = set(frozen)
+        if self._frozen.issuperset(meta_params):
             raise UserError("all parameters are frozen (--freeze): nothing is left that learns")
-        still = set(meta_params).difference(learning)
-        self._frozen = self._mask(still).bool() if still else None
-        # Only network weights decay: learned inner rates, for example, should not shrink to zero.
-        weights = [name for name in learning if name.startswith("network.")]
-        self._decays = self._mask(weights) * config.weight_decay if config.weight_decay else None
-
-    def _mask(self, names: Collection[str]) -> torch.Tensor:
-        """Return ``[P]``: one for elements of the named parameters, zero for all others."""
-        return self._layout.params(
-            {n: torch.full_like(tensor, float(n in names)) for n, tensor in self.params.items()}
-        )
+        self._decays: torch.Tensor | None = None
+        if config.weight_decay:
+            # Only network weights decay: learned inner rates, for example, should not shrink to 0.
+            of = {n: n.startswith("network.") and n not in self._frozen for n in meta_params}
+            decays = {n: torch.full_like(t, float(of[n])) for n, t in self.params.items()}
+            self._decays = self._layout.params(decays) * config.weight_decay
 
     def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped.
@@ -68,9 +63,8 @@ class OuterOptimizer:
                 not finite: Adam's second moment would stay infinite, and that weight would never
                 move again. Parameters and state are unchanged.
         """
-        gradient = self._layout.params(gradients).div_(n_tasks)
-        if self._frozen is not None:
-            gradient.masked_fill_(self._frozen, 0.0)
+        still = {name: torch.zeros_like(self.params[name]) for name in self._frozen}
+        gradient = self._layout.params({**gradients, **still}).div_(n_tasks)
         # The largest magnitude, not a sum of squares: it has the same bits on every machine, so
         # all processes that take this step make the same decision. NaN if an element is NaN.
         peak = float(torch.stack(torch.aminmax(gradient)).abs().max())

@@ -26,8 +26,8 @@ NOT_ZERO = 1e-16
 class PulledBack(NamedTuple):
     """Cotangents before a rule: of the weights, of the gradients (times ``scale``), of the state.
 
-    With ``scale``, a rule that only scales need not touch every element. The cotangents of learned
-    rates are summed over tasks.
+    With ``scale``, a rule that only scales need not touch every element. The cotangents of rates
+    are summed over tasks.
     """
 
     weights: Params
@@ -46,13 +46,13 @@ class SGDRule:
 
     def __init__(
         self, weights: Params, gradients: Params, state: Any, rates: Params | None, *,
-        lr: float, beta: float = 0.0, learned: bool = False,
+        lr: float, beta: float = 0.0,
     ) -> None:  # fmt: skip
-        self._lr, self._beta, self._rates, self._learned = lr, beta, rates, learned
+        self._lr, self._beta, self._rates = lr, beta, rates
         moment = gradients
         if state:
             moment = {n: torch.add(g, state[n], alpha=beta) for n, g in gradients.items()}
-        self._moment = moment if learned else {}
+        self._moment = {} if rates is None else moment
         moved = {
             name: torch.add(tensor, moment[name], alpha=-lr)
             if rates is None
@@ -63,11 +63,10 @@ class SGDRule:
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """Pull cotangents of weights and state (None: zero) back to before the rule."""
-        v_rates = None
-        if self._learned:
+        of_moment, v_rates, rates = v, None, self._rates
+        if rates is not None:
+            of_moment = {n: rates[n] * tensor for n, tensor in v.items()}
             v_rates = {n: (t * self._moment[n]).sum(0).mul_(-self._lr) for n, t in v.items()}
-        rates = self._rates
-        of_moment = v if rates is None else {n: rates[n] * tensor for n, tensor in v.items()}
         if v_state:
             of_moment = {n: tensor + v_state[n] for n, tensor in of_moment.items()}
         before = {n: self._beta * tensor for n, tensor in of_moment.items()} if self._beta else ()
@@ -81,16 +80,14 @@ class Moment(NamedTuple):
         total: ``{name: […]}``; zero before the first gradient.
         weight: The sum of the gradients' weights: 1 − βᵗ after t gradients. A number, or a tensor
             ``[]`` for a given moment that is a mean over tasks.
-        kept: The share of the initial total that is left: βᵗ after t gradients.
     """
 
     total: Params
     weight: float | Tensor = 0.0
-    kept: float = 1.0
 
     def counted(self, beta: float) -> "Moment":
         """Return the moment after one more gradient: its weights, and an empty total to fill."""
-        return Moment({}, beta * self.weight + (1 - beta), beta * self.kept)
+        return Moment({}, beta * self.weight + (1 - beta))
 
 
 class AdamState(NamedTuple):
@@ -113,11 +110,9 @@ class AdamRule:
     def __init__(
         self, weights: Params, gradients: Params, state: AdamState | None, rates: Params | None, *,
         lr: float, beta1: float = 0.9, decay: float = 0.0, second: Moment | None = None,
-        learned: bool = False,
     ) -> None:  # fmt: skip
         self._lr, self._beta1, self._decay = lr, beta1, decay
         self._before, self._gradients, self._rates = weights, gradients, rates
-        self._learned = learned
         if state is None:
             nothing = Moment({name: torch.zeros_like(g) for name, g in gradients.items()})
             state = AdamState(nothing, second or nothing)
@@ -127,62 +122,50 @@ class AdamRule:
     @functools.cached_property
     def after(self) -> tuple[Params, AdamState]:
         """The weights and the state after the step."""
-        weights, state = {}, AdamState(*self._counted)
+        weights, (first, second) = {}, self._counted
         # Name by name, so that only one tensor's intermediate results exist at a time.
-        for name, before in self._before.items():
-            m, v, mean, root = self._seen(name, self._gradients[name])
-            state.first.total[name], state.second.total[name] = m, v
-            update = self._update(name, mean, root)
-            weights[name] = before + (update if self._rates is None else self._rates[name] * update)
-        return weights, state
+        for name, gradient in self._gradients.items():
+            weights[name], first.total[name], second.total[name] = self._step(
+                *self._inputs(name, gradient)
+            )
+        return weights, AdamState(first, second)
 
-    def _update(self, name: str, mean: Tensor, root: Tensor) -> Tensor:
-        update = -self._lr * mean / (root + self.eps)
-        return update - self._lr * self._decay * self._before[name] if self._decay else update
+    def _inputs(self, name: str, gradient: Tensor) -> list[Tensor]:
+        """Return what a tensor's step depends on; any rate is the last."""
+        totals = [moment.total[name] for moment in self._state]
+        rate = [] if self._rates is None else [self._rates[name]]
+        return [self._before[name], gradient, *totals, *rate]
 
-    def _seen(self, name: str, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return both totals after a gradient, the first mean, and the root of the second mean."""
-        beta1, beta2, (first, second) = self._beta1, self.beta2, self._counted
+    def _step(
+        self, weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, rate: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return a tensor's weight and both totals after a step."""
+        first, second = self._counted
         g = torch.where(gradient == 0, NOT_ZERO, gradient)
-        m = g
-        if beta1:
-            m = torch.add(g * (1 - beta1), self._state.first.total[name], alpha=beta1)
-        v = torch.add(g.square() * (1 - beta2), self._state.second.total[name], alpha=beta2)
-        return m, v, m / first.weight if beta1 else g, (v / second.weight).sqrt()
+        m = torch.add(g * (1 - self._beta1), m, alpha=self._beta1) if self._beta1 else g
+        v = torch.add(g.square() * (1 - self.beta2), v, alpha=self.beta2)
+        update = -self._lr * (m / first.weight) / ((v / second.weight).sqrt() + self.eps)
+        if self._decay:
+            update = update - self._lr * self._decay * weight
+        return weight + (update if rate is None else rate * update), m, v
 
     def pull_back(self, v: Params, v_state: Any) -> PulledBack:
         """Pull cotangents of weights and state (None: zero) back to before the rule."""
-        by = self._lr * self._decay
-        of_weights, of_gradients, of_state, of_rates = {}, {}, {}, {}
+        found = PulledBack({}, {}, 1.0, {}, None if self._rates is None else {})
         for name in tuple(self._gradients):
-            g, of_weight = self._gradients.pop(name), v.pop(name)  # free large tensors early
-            along = of_weight if self._rates is None else self._rates[name] * of_weight
-            of_weights[name] = torch.add(of_weight, along, alpha=-by) if by else of_weight
-            _, _, mean, root = self._seen(name, g)
-            if self._learned:
-                of_rates[name] = (of_weight * self._update(name, mean, root)).sum(0)
-            after = v_state and v_state.pop(name)
-            of_gradients[name], of_state[name] = self._back(g, mean, root, along, after)
-        rates = of_rates if self._learned else None
-        return PulledBack(of_weights, of_gradients, 1.0, of_state, rates)
-
-    def _back(
-        self, gradient: Tensor, mean: Tensor, root: Tensor, along: Tensor,
-        of_state: tuple[Tensor, Tensor] | None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:  # fmt: skip
-        """Pull cotangents of a step (``along``) and of both totals back to gradient and totals."""
-        below, (first, second) = root + self.eps, self._counted
-        of_m = (along / below).mul_(-self._lr)
-        of_v = (of_m * mean).div_(below).div_(root).mul_(-0.5 / second.weight)
-        of_m.div_(first.weight)
-        if of_state is not None:
-            of_m.add_(of_state[0])
-            of_v.add_(of_state[1])
-        of_gradient = (of_v * gradient).mul_(2 * (1 - self.beta2))
-        of_gradient.add_(of_m, alpha=1 - self._beta1)
-        # `NOT_ZERO`, which replaced these gradients, is a constant.
-        of_gradient.masked_fill_(gradient == 0, 0.0)
-        return of_gradient, (of_m.mul_(self._beta1), of_v.mul_(self.beta2))
+            # Large tensors are freed early.
+            cotangents = v.pop(name), *(v_state.pop(name) if v_state else ())
+            inputs = [t.detach() for t in self._inputs(name, self._gradients.pop(name))]
+            with torch.enable_grad():
+                outputs = self._step(*(tensor.requires_grad_() for tensor in inputs))
+            of_weight, of_gradient, of_m, of_v, *of_rate = torch.autograd.grad(
+                outputs[: len(cotangents)], inputs, cotangents, materialize_grads=True
+            )
+            found.weights[name], found.gradients[name] = of_weight, of_gradient
+            found.state[name] = of_m, of_v
+            if found.rates is not None:
+                (found.rates[name],) = of_rate
+        return found
 
 
 Rule: TypeAlias = SGDRule | AdamRule
@@ -199,13 +182,7 @@ OPTIMIZERS: dict[str, Callable[..., Rule]] = {
 """By the names of ``--inner-optimizer``."""
 
 
-def make_rule(
-    name: str, lr: float, second: Moment | None = None, *, learned: bool = False
-) -> MakeRule:
-    """Return the rule of an optimizer; any rates multiply the rule's updates.
-
-    ``second``: the initial value of Adam's second moment; ``learned``: whether the caller needs
-    `PulledBack.rates`.
-    """
+def make_rule(name: str, lr: float, second: Moment | None = None) -> MakeRule:
+    """Return the rule of an optimizer; ``second``: the initial value of Adam's second moment."""
     values = {} if second is None else {"second": second}
-    return functools.partial(OPTIMIZERS[name], lr=lr, learned=learned, **values)
+    return functools.partial(OPTIMIZERS[name], lr=lr, **values)

@@ -207,22 +207,28 @@ def test_shapes_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "says"),
+    ("function", "stage", "says"),
     [
-        (lambda run, inputs: 1 / 0, "division by zero"),
-        (lambda run, inputs: lambda *x: [1.5 * run(*x)[0]], "the result is off by"),
-        (lambda run, inputs: lambda *x: [run(*x)[0].float()], "torch.float32 .* torch.float64"),
-        (lambda run, inputs: lambda *x: [run(*x)[0][:1]], r"\[1\], not .*\[3\]"),
-        (lambda run, inputs: lambda *x: [], "argument 2 is longer"),
+        (torch.square, lambda run, inputs: 1 / 0, "division by zero"),
+        (torch.square, lambda run, inputs: lambda *x: [1.5 * run(*x)[0]], "the result is off by"),
+        (
+            torch.square,
+            lambda run, inputs: lambda *x: [run(*x)[0].float()],
+            "torch.float32 .* torch.float64",
+        ),
+        (torch.square, lambda run, inputs: lambda *x: [run(*x)[0][:1]], r"\[1\], not .*\[3\]"),
+        (torch.square, lambda run, inputs: lambda *x: [], "argument 2 is longer"),
+        # A recording would always take the branch that it was recorded with.
+        (lambda x: x * 2 if x.sum() > 0 else x * 5, as_it_is, "uses a tensor's value in Python"),
     ],
 )
-def test_a_stage_that_fails_or_errs_is_one_line(
-    stage: Any, says: str, capsys: pytest.CaptureFixture[str]
+def test_what_fails_or_errs_is_computed_without_after_one_line(
+    function: Any, stage: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiled = Compiled(stage)
-    for size in (3, 3, 4):
-        x = torch.arange(1.0, size + 1, dtype=torch.float64)
-        assert torch.equal(compiled(lambda x: x.square(), x), x.square())
+    for size in (3, 3, -3, 4):
+        x = torch.arange(1.0, abs(size) + 1, dtype=torch.float64) * size
+        assert torch.equal(compiled(function, x), function(x))
     _, line = capsys.readouterr().err.splitlines()
     assert re.fullmatch(rf"warning: --compile: .*{says}.*; computing without", line)
 
@@ -261,21 +267,6 @@ def test_wrong_gradients_beside_right_losses_are_found(
     rounded = compiled(x, lambda a, b, c: (a, b, 2 * c))
     assert torch.equal(rounded.gradients["c"], 2 * function(x).gradients["c"])
     assert "computing without" not in capsys.readouterr().err
-
-
-def test_a_course_that_depends_on_values_is_not_compiled(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A recording would always take the branch that it was recorded with."""
-
-    def function(x: Tensor) -> Tensor:
-        return x * 2 if x.sum() > 0 else x * 5
-
-    compiled = Compiled(as_it_is)
-    assert compiled(function, torch.tensor([1.0])).tolist() == [2.0]
-    assert compiled(function, torch.tensor([-1.0])).tolist() == [-5.0]
-    _, line = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: --compile: ")
 
 
 def test_an_error_of_the_function_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:

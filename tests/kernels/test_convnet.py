@@ -12,14 +12,13 @@ from datasets.tasks import Task
 from maml.kernels import library, threads
 from maml.kernels.convnet import convnet
 from maml.learners.objectives import CLASSIFICATION
-from maml.metagradient.function import FunctionDerivatives
-from maml.metagradient.native import ALL, NativeDerivatives
+from maml.metagradient.function import Derivatives
+from maml.metagradient.native import NativeDerivatives
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from tests.compiler import needs_compiler
 from tests.launching import run
 from tests.metagradient.peer import assert_near, losses_of
-from tests.runs import worker_of
 
 pytestmark = needs_compiler
 
@@ -45,11 +44,11 @@ def random_case(
     return network, weights, vector, x, torch.randint(ways, (n, examples))
 
 
-def plain(network: Conv4) -> FunctionDerivatives:
+def problem_of(network: Conv4) -> Problem:
     losses = losses_of(
         lambda at, x, _: torch.func.functional_call(network, at, (x,))[0], CLASSIFICATION.loss
     )
-    return FunctionDerivatives(Problem(dict(network.named_parameters()), **losses))
+    return Problem(dict(network.named_parameters()), **losses)
 
 
 CASES = {
@@ -64,26 +63,24 @@ CASES = {
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_and_hessian_equal_autograd(case: str, shared: bool) -> None:
-    """For the plain cross-entropy, including the head."""
+    """For the plain cross-entropy, including the head; shared weights are read by many threads."""
+    torch.set_num_threads(1 + 3 * shared)
     network, weights, vector, x, y = random_case(*CASES[case], n=3)
-    compiled, reference = NativeDerivatives(network), plain(network)
-    at, direction = entered(compiled, weights), entered(compiled, vector)
+    problem = problem_of(network)
+    compiled, reference = NativeDerivatives(problem, network), Derivatives(problem)
     if shared:
-        weights, at = (
-            {name: w[0].expand(3, *w.shape[1:]) for name, w in of.items()} for of in (weights, at)
-        )
+        weights = {name: w[0].expand(3, *w.shape[1:]) for name, w in weights.items()}
     network.kernels = False
     tasks = Task(x, y, x, y)
     expected = reference.gradient("support", weights, tasks, 0, again=True)
     for total in (False, True):
-        found = compiled.gradient("support", at, tasks, 0, again=True)
+        found = compiled.gradient("support", weights, tasks, 0, again=True)
         torch.testing.assert_close(found.losses, expected.losses, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(found.outputs, expected.outputs, rtol=1e-10, atol=1e-11)
-        assert_near(compiled.leave(found.gradients), expected.gradients)
+        assert_near(found.gradients, expected.gradients)
         wanted = reference.hessian_vector(expected.point, vector, total=total, again=True)
         for _ in range(2):  # a point can be used many times
-            product = compiled.hessian_vector(found.point, direction, total=total)
-            assert_near(compiled.leave(product), wanted)
+            assert_near(compiled.hessian_vector(found.point, vector, total=total), wanted)
 
 
 def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +100,17 @@ def test_memory_serves_again_when_no_tensor_is_of_it(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("label", [4, -1, 2**32])
 def test_a_label_outside_the_ways_is_an_error(label: int) -> None:
     network, weights, _, x, y = random_case(*CASES["odd pooling"], n=3)
-    loss = NativeDerivatives(network)
+    loss = NativeDerivatives(problem_of(network), network)
     y[2, 3] = label
     with pytest.raises(ValueError, match=rf"label {label} is none of 0 to 3 \(4 ways\)"):
-        loss.gradient("query", entered(loss, weights), Task(x, y, x, y), 0, again=False)
+        loss.gradient("query", weights, Task(x, y, x, y), 0, again=False)
 
 
 def test_tensors_that_do_not_fit_are_an_error() -> None:
     """Else the kernels would read beyond a tensor's end, or as another dtype."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
-    loss = NativeDerivatives(network)
-    passes = loss._passes
-    at = passes.parts(entered(loss, weights)[ALL])
+    passes = convnet(network.shape(network.ways))
+    at = of_kernels(weights)
     _, statistics = passes.outputs(at, x, None)
     for message, call in (
         ("images", lambda: passes.features(at, x[..., :-1])),
@@ -152,41 +148,23 @@ def test_what_determines_the_kernels_compiles_them_again(
     assert len(set(names)) == 4
 
 
-def entered(derivatives: NativeDerivatives, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of several tasks in the kernels' coordinates."""
-    n = len(next(iter(weights.values())))
-    tasks = [derivatives.enter({name: w[i] for name, w in weights.items()}) for i in range(n)]
-    return {ALL: torch.stack([task[ALL] for task in tasks])}
-
-
-def test_threads_change_nothing() -> None:
-    """Tasks computed by several threads at once add up to the same, to rounding."""
-    worker = worker_of("maml-glyphs-5way-1shot", kernels="native", task_batch=8, filters=16)
-    params = worker.learner.meta_parameters()
-    ids = torch.arange(7)
-    torch.set_num_threads(1)
-    alone = worker.share(params, ids, worker.learner)
-    torch.set_num_threads(4)
-    together = worker.share(params, ids, worker.learner)
-    assert torch.get_num_threads() == 4
-    assert torch.equal(alone.totals, together.totals)
-    torch.testing.assert_close(alone.gradients, together.gradients, rtol=1e-12, atol=1e-13)
+def of_kernels(weights: dict[str, Tensor]) -> list[Tensor]:
+    return [tensor for name, tensor in weights.items() if not name.endswith("conv.bias")]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_threads_of_one_task_change_no_bit(case: str) -> None:
     """Also with three threads, which divide the channels unevenly."""
     network, weights, vector, x, y = random_case(*CASES[case], n=1)
-    loss = NativeDerivatives(network)
-    tasks, whole = Task(x, y, x, y), loss._passes
-    passes = convnet(whole.shape._replace(ways=0))
-    *at, _, _ = whole.parts(entered(loss, weights)[ALL])
-    *v, _, _ = whole.parts(entered(loss, vector)[ALL])
+    loss, tasks = NativeDerivatives(problem_of(network), network), Task(x, y, x, y)
+    passes = convnet(network.shape())
+    *at, _, _ = of_kernels(weights)
+    *v, _, _ = of_kernels(vector)
 
     def results(n_threads: int) -> list[Tensor]:
         torch.set_num_threads(n_threads)
-        found = loss.gradient("query", entered(loss, weights), tasks, 0, again=True)
-        product = loss.hessian_vector(found.point, entered(loss, vector), total=True)
+        found = loss.gradient("query", weights, tasks, 0, again=True)
+        product = loss.hessian_vector(found.point, vector, total=True)
         features, used, kept = passes.features(at, x)
         gradients, back = passes.pull_back(at, kept, features, total=False, again=True)
         assert back is not None
@@ -206,9 +184,8 @@ def test_divergence_stays_visible() -> None:
     """A loss of NaN stays NaN."""
     network, weights, _, x, y = random_case(*CASES["odd image"], n=2)
     weights["head.weight"][1, 0, 0] = float("nan")
-    loss = NativeDerivatives(network)
-    tasks = Task(x, y, x, y)
-    losses = loss.gradient("query", entered(loss, weights), tasks, 0, again=False).losses
+    loss, tasks = NativeDerivatives(problem_of(network), network), Task(x, y, x, y)
+    losses = loss.gradient("query", weights, tasks, 0, again=False).losses
     assert losses[0].isfinite() and losses[1].isnan()
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datasets.tasks import Task
 from maml.metagradient import at_end
-from maml.metagradient.function import FunctionDerivatives
+from maml.metagradient.function import Derivatives
 from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
 from maml.worker import Worker
@@ -37,7 +37,7 @@ def test_closed_form_of_linear_regression(damping: float) -> None:
         {"w": start}, **losses_of(lambda at, x, _: x @ at["w"], F.mse_loss),
         lr=0.1, steps=1500, proximal=PROXIMAL, implicit=Implicit(4, damping),
     )  # fmt: skip
-    outer = at_end.at_solution(problem, task, FunctionDerivatives(problem))
+    outer = at_end.at_solution(problem, task, Derivatives(problem))
     expected = torch.zeros_like(start)
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):

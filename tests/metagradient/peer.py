@@ -56,8 +56,29 @@ def groups(tensors: Tensors) -> list[Params]:
     return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params, tensors.transform]
 
 
-def by_hand(problem: Problem, tasks: Any) -> Outer:
-    """Gradient descent written out with plain autograd, task by task: see `Problem`."""
+def update(name: str, weights: Params, gradients: Params, state: dict[str, Any]) -> Params:
+    """An inner optimizer's update without its rate, as published; ``state`` is changed."""
+    t = state["t"] = state.get("t", 0) + 1
+    found = {}
+    for key, g in gradients.items():
+        m, v = state.get(key, (0.0, 0.0))
+        if name in ("sgd", "momentum"):  # as torch.optim.SGD
+            m = found[key] = g + 0.9 * (name == "momentum") * m
+        else:  # Adam, by algorithm 1
+            g = torch.where(g == 0, 1e-16, g)  # √0 has no slope
+            beta1 = 0.9 * (name != "adam0")
+            m, v = beta1 * m + (1 - beta1) * g, 0.999 * v + 0.001 * g * g
+            found[key] = (m / (1 - beta1**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+            found[key] = found[key] + 0.01 * (name == "adamw") * weights[key]
+        state[key] = m, v
+    return found
+
+
+def by_hand(problem: Problem, tasks: Any, begun: dict[str, Any] | None = None) -> Outer:
+    """The inner loop written out with plain autograd, task by task: see `Problem`.
+
+    ``begun``: the state of `update` that the single task begins with.
+    """
     tensors = problem.tensors()
     leaves = [
         {name: t.detach().clone().requires_grad_() for name, t in group.items()}
@@ -69,7 +90,7 @@ def by_hand(problem: Problem, tasks: Any) -> Outer:
     losses, outputs = [], []
     for i in range(len(pytree.tree_leaves(tasks)[0])):
         task = pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
-        at, total = start, torch.zeros((), dtype=torch.float64)
+        at, total, state = start, torch.zeros((), dtype=torch.float64), dict(begun or {})
         for step in range(max(problem.steps, 1)):
             still = fixed | (of_steps[step] if of_steps else {})
             if problem.steps:
@@ -84,6 +105,7 @@ def by_hand(problem: Problem, tasks: Any) -> Outer:
                 stepped = dict(zip(at, gradients, strict=True))
                 if problem.transform is not None:
                     stepped = problem.transform.function(stepped, of_transform)
+                stepped = update(problem.optimizer, at, stepped, state)
                 at = {
                     name: tensor - problem.lr * (rates[step][name] if rates else 1) * stepped[name]
                     for name, tensor in at.items()

@@ -52,9 +52,8 @@ LOOPS: dict[str, dict[str, Any]] = {
 def test_kernels_equal_reverse(loop: str, optimizer: str, within: float) -> None:
     """The meta-gradients are equal; with SGD, the scores after adapting are, too.
 
-    In the kernels' coordinates a weight and its rate have another place. The kernels leave out the
-    convolutions' biases, because batch norm cancels them: reverse mode has noise for their
-    gradients, which Adam divides by its ε.
+    The kernels leave out the convolutions' biases, because batch norm cancels them: reverse mode
+    has noise for their gradients, which Adam divides by its ε.
     """
     changes = {"learner": "maml", "inner_optimizer": optimizer, **LOOPS[loop]}
     changes["inner_lr"] = 0.1 if optimizer == "sgd" else 0.01

@@ -23,9 +23,9 @@ from maml.metagradient.problem import End, Outer, Problem, Tensors, Transform
 from maml.metagradient.rules import Rule, make_rule
 from maml.params import Params, sum_rows
 
-REMEMBERED_STEPS = 8
+REMEMBERED_STEPS = 16
 """A loop of at most this many steps keeps each step's activations for the way back. A longer loop,
-or a problem with ``snapshots``, computes them again."""
+or a problem with ``snapshots``, computes them again. To first order no step needs activations."""
 
 
 class _Transformed:
@@ -92,7 +92,8 @@ class _Loop:
         self.differentiated = differentiated
         self.start = self._of_each(derivatives.laid_out(problem.params(problem.start, 0)))
         self.second = problem.order == "second"
-        self.remember = problem.steps <= REMEMBERED_STEPS and problem.snapshots is None
+        few = problem.steps <= REMEMBERED_STEPS or not self.second
+        self.remember = few and problem.snapshots is None
         self.kept: dict[int, _Step] = {}
         self.v: Params = {}
         self.v_state: Any = None
@@ -213,8 +214,8 @@ class _Loop:
         if first:
             self.v = {name: sum_rows(tensor) for name, tensor in self.v.items()}
         if self.second:
-            product = self.derivatives.hessian_vector(point, u, total=first)
-            self.v = {n: torch.add(t, product[n], alpha=scale) for n, t in self.v.items()}
+            product = self.derivatives.hessian_vector(point, u, total=first, scale=scale)
+            self.v = {n: t + product[n] for n, t in self.v.items()}
             if problem.proximal:
                 for name, along in u.items():
                     pull = (problem.proximal * scale) * sum_rows(along)

@@ -94,16 +94,17 @@ class Derivatives:
         return tensor.detach()[None] if self.alone else tensor.detach()
 
     def hessian_vector(
-        self, point: Any, vector: Params, *, total: bool, again: bool = False
+        self, point: Any, vector: Params, *, total: bool, scale: float = 1.0, again: bool = False
     ) -> Params:
-        """Return the derivative of ``<gradient, vector>`` by all parameters at ``point``.
+        """Return the derivative of ``<gradient, scale · vector>`` by all parameters at ``point``.
 
         ``vector {name: [B, …]}`` has the names of the gradient. The result ``{name: [B, …]}`` has
         all parameters; with ``total`` it is the sum over tasks, ``{name: […]}``. A call uses up the
         point, unless ``again`` announces another call.
         """
         leaves, names, gradients = point
-        along = [vector[name][0] if self.alone else vector[name] for name in names]
+        # Scaled before, as in a plain loop: a backward pass may not be linear (a clamping hook).
+        along = [scale * (vector[name][0] if self.alone else vector[name]) for name in names]
         found = grad(gradients, [*leaves.values()], along, retain_graph=again)
         products = dict(zip(leaves, map(self._batch, found), strict=True))
         return {name: sum_rows(p) for name, p in products.items()} if total else products

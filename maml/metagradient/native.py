@@ -118,7 +118,7 @@ class NativeDerivatives(Derivatives):
         return Gradient(losses, logits, gradients, (at, kept, x.shape[1]))
 
     def hessian_vector(
-        self, point: Any, vector: Params, *, total: bool, again: bool = False
+        self, point: Any, vector: Params, *, total: bool, scale: float = 1.0, again: bool = False
     ) -> Params:
         """See `Derivatives.hessian_vector`."""
         at, kept, n = point
@@ -126,4 +126,5 @@ class NativeDerivatives(Derivatives):
         # What does not adapt has no direction.
         v = [vector[n] if n in vector else torch.zeros_like(at[n][0]) for n in self._names]
         found = self._passes.hessian_vector(weights, kept, v, n, total=total)
+        torch._foreach_mul_(found, scale)
         return self._named(found, {n: t[0] for n, t in at.items()} if total else at)

@@ -8,7 +8,7 @@ from torch import Tensor
 from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
 from maml.acting.policy import Played, Policy, first_return
-from maml.metagradient.problem import Problem
+from maml.learners.noadapt import NoAdaptation
 from maml.params import Params
 
 COMPONENTS = {
@@ -31,7 +31,7 @@ SHORTEST = 8
 """Steps of a short episode: training has first states for T // SHORTEST + 1 episodes."""
 
 
-class Reinforce(Policy):
+class Reinforce(Policy, NoAdaptation):
     """The policy gradient of T steps in each environment. Episodes follow one another.
 
     A return is the discounted reward from a step to the end of its episode. Each environment's
@@ -47,13 +47,6 @@ class Reinforce(Policy):
     def episodes(self, *, evaluation: bool) -> tuple[int, int]:
         """Return the same as `Policy.episodes`, but no support episodes."""
         return 0, super().episodes(evaluation=evaluation)[1]
-
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return a problem without inner steps: the loss of what was played, by shared weights."""
-        weights = self.network_weights(meta_params)
-        return Problem(
-            start={}, fixed=weights, support=self.support_loss, query=self.query_loss, steps=0
-        )
 
     def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
         """Return a loss whose gradient is REINFORCE's, and whose value is minus the return."""

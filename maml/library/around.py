@@ -8,8 +8,6 @@ from typing import Any, Self, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from datasets import addresses
-from datasets.tasks import Task
 from maml.config import Config, checks, registry
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
@@ -42,9 +40,7 @@ def learner_around(
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
-    except Exception as error:
-        if not isinstance(error, UserError):
-            raise
+    except UserError as error:
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
@@ -56,19 +52,6 @@ def learner_around(
     if not learner.meta_parameters():
         raise UserError("module: it has no parameter that could learn")
     return learner
-
-
-def in_random_orders(learner: Learner, tasks: list[Task], seed: int) -> list[Task]:
-    """Shuffle each support set ``[1, E, …]`` from which the learner takes mini-batches."""
-    if learner.config.inner_batch is None:
-        return tasks
-
-    def shuffled(i: int, task: Task) -> Task:
-        where = addresses.keys(seed, "train", "support order", i)
-        order = torch.from_numpy(addresses.permutation(where, task.support_y.shape[1])[0])
-        return task._replace(support_x=task.support_x[:, order], support_y=task.support_y[:, order])
-
-    return [shuffled(i, task) for i, task in enumerate(tasks)]
 
 
 def as_function(loss: Loss) -> Loss:

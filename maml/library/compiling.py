@@ -33,7 +33,7 @@ class Compiling:
         and the loss as constants. After one changes, a warning follows and compiled code is off.
         """
         device = next(iter(learner.meta_parameters().values())).device
-        if self._given_up or not learner.in_torch(device):
+        if self._given_up or learner.obstacle(device) is None:
             return None
         if learner.draws:
             self._give_up(DRAWS)

@@ -10,7 +10,6 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.library.inputs import as_tensor
-from maml.metagradient import unrolled
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
@@ -90,16 +89,12 @@ class FastModule(nn.Module):
 def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) -> FastModule:
     """Adapt to a support set ``[E, …]``. The result is differentiable if gradients are enabled."""
     if torch.is_grad_enabled():
-        problem = learner.problem(meta_params, steps)
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            found = unrolled.adapt(problem, support, unrolled.by_autograd)
-    else:
-        problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
-        found = {name: tensor[0] for name, tensor in at.items()}
-    params = problem.params(found, problem.last_step)
-    if not torch.is_grad_enabled():  # parameters that do not adapt share the learner's memory
-        params = {name: tensor.clone() for name, tensor in params.items()}
-    return FastModule(learner, params, support)
+            return FastModule(learner, learner.adapted(meta_params, support, steps), support)
+    problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
+    found = problem.params({name: tensor[0] for name, tensor in at.items()}, problem.last_step)
+    # Clones, because parameters that do not adapt share the learner's memory.
+    return FastModule(learner, {name: t.clone() for name, t in found.items()}, support)
 
 
 def unadapted(learner: Learner, meta_params: Params) -> FastModule:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datasets import addresses
+from datasets.episodes import reordered
 from datasets.generators import kept
 from datasets.tasks import Task
 from maml.config.fields import with_values
@@ -23,7 +25,7 @@ from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import checking, distribution
 from maml.library.alone import alone
-from maml.library.around import Loss, as_function, in_random_orders, learner_around
+from maml.library.around import Loss, as_function, learner_around
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
@@ -163,7 +165,9 @@ class MetaLearner(Waiting):
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
         seed = distribution.same_number()
-        tasks = in_random_orders(self.learner, tasks, seed)
+        if self.learner.config.inner_batch is not None:  # mini-batches are of a random order
+            keys = addresses.keys(seed, "train", "support order", range(len(tasks)))
+            tasks = reordered(tasks, keys)
         for own, places in self._of_each_size(tasks):
             for name in own.metric_names:
                 found.setdefault(name, torch.zeros_like(losses))
@@ -171,8 +175,8 @@ class MetaLearner(Waiting):
             if not here:
                 continue
             self._find_way(own, params, [tasks[i] for i in places])
-            addresses = [draws.Address(seed, "", i) for i in here]
-            of_some = self._gradient(own, params, [tasks[i] for i in here], addresses)
+            where = [draws.Address(seed, "", i) for i in here]
+            of_some = self._gradient(own, params, [tasks[i] for i in here], where)
             sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
             rows = [i - mine.start for i in here]
             losses[rows] = of_some.losses.detach()
@@ -182,7 +186,7 @@ class MetaLearner(Waiting):
         return distribution.mean(losses, sums)
 
     def _gradient(
-        self, own: Learner, params: Params, tasks: list[Task], addresses: list[draws.Address]
+        self, own: Learner, params: Params, tasks: list[Task], where: list[draws.Address]
     ) -> OuterGradient:
         found = self._found[self.training]
         own.draws = found.draws
@@ -193,7 +197,7 @@ class MetaLearner(Waiting):
         used = copy.copy(own)
         used.batching = "vmap" if together else "tasks"
         given = _joined(tasks) if together else tasks
-        of_all = one_by_one.outer_gradient(used, params, given, addresses, self._phase, call)
+        of_all = one_by_one.outer_gradient(used, params, given, where, self._phase, call)
         # Control flow may make only later tasks draw.
         own.draws = used.draws
         batching = used.batching if together else found.batching

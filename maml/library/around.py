@@ -1,7 +1,6 @@
 """Make one of the program's learners around a user's module."""
 
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
@@ -88,9 +87,9 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     for name in flags:
         if name not in known:
             raise UserError(
-                f"{kind.__name__} takes no {name}; besides module, loss, head, batching and "
-                f"compile it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of "
-                "other libraries)"
+                f"{kind.__name__} takes no {name}; besides module, loss, head and batching it "
+                f"takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
+                "libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:
@@ -117,26 +116,11 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
-    network = _as_written(copied(module))
+    network = copied(module)
     check_parameters(network, type(module).__name__)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
-
-
-def _as_written(module: nn.Module) -> nn.Module:
-    """Return a module without the wrappers of `torch.compile`; warn if there are any."""
-    compiled = [part for part in module.modules() if type(part).__name__ == "OptimizedModule"]
-    if compiled:
-        warnings.warn(
-            "module: what torch.compile made has no second derivative, so the module inside is "
-            "used; compile=True compiles the meta-gradient",
-            stacklevel=6,
-        )
-    for part in module.modules():
-        for name, child in part._modules.items():
-            part._modules[name] = child._orig_mod if child in compiled else child  # type: ignore
-    return module._orig_mod if module in compiled else module  # type: ignore[return-value]
 
 
 def _prefix(head: str, module: nn.Module) -> str:

@@ -17,10 +17,11 @@ def copied(module: nn.Module) -> nn.Module:
     """
     shared = dict[int, Any]()
     for path, part in module.named_modules():
-        if isinstance(part, jit.ScriptModule):
+        if isinstance(part, jit.ScriptModule) or type(part).__name__ == "OptimizedModule":
+            by = "torch.jit.script" if isinstance(part, jit.ScriptModule) else "torch.compile"
             raise UserError(
-                f"module: {path or 'it'} is compiled by torch.jit, so its tensors cannot be "
-                "replaced by a task's; give the module before torch.jit.script"
+                f"module: {path or 'it'} is compiled by {by}, so its tensors cannot be replaced by "
+                f"a task's, or it has no second derivative; give the module before {by}"
             )
         tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
         # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.

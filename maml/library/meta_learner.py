@@ -26,7 +26,6 @@ from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import checking, distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, as_function, learner_around
-from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
 from maml.library.waiting import Waiting
@@ -65,7 +64,6 @@ class MetaLearner(Waiting):
             `distributed`, only of this process's tasks.
     """
 
-    _compiling: Compiling | None = None
     _of_classes = False
 
     @alone()
@@ -76,7 +74,6 @@ class MetaLearner(Waiting):
         loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
-        compile: bool = False,
         **flags: Any,
     ) -> None:
         """Make a meta-learner.
@@ -89,9 +86,6 @@ class MetaLearner(Waiting):
             head: The name of the output layer, for learners that treat this layer separately.
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
                 thread. "auto" decides by the first tasks.
-            compile: Generate code for each shape of tasks. The first call takes minutes, so this
-                pays in long trainings with recurrent layers or attention. Numbers in the network
-                and the loss become constants. Changes of global variables go unnoticed.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
@@ -103,7 +97,7 @@ class MetaLearner(Waiting):
         own = F.cross_entropy if loss is None else as_function(loss)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
-        self._compiling, self._of_classes = Compiling() if compile else None, loss is None
+        self._of_classes = loss is None
         distribution.same_everywhere(self, loss)
 
     @classmethod
@@ -190,14 +184,11 @@ class MetaLearner(Waiting):
     ) -> OuterGradient:
         found = self._found[self.training]
         own.draws = found.draws
-        call = None
-        if self._compiling is not None:
-            call = self._compiling.of(own, self._loss, training=self.training)
         together = found.batching == "vmap" and len(set(map(_shapes, tasks))) == 1
         used = copy.copy(own)
         used.batching = "vmap" if together else "tasks"
         given = _joined(tasks) if together else tasks
-        of_all = one_by_one.outer_gradient(used, params, given, where, self._phase, call)
+        of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
         own.draws = used.draws
         batching = used.batching if together else found.batching

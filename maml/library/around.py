@@ -1,19 +1,20 @@
 """Make one of the program's learners around a user's module."""
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, jit, nn
 
 from maml.config import Config, checks, registry
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
+from maml.execution.copies import closed_copy
 from maml.learners import Learner
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
-from maml.library.copying import copied
 from maml.networks.headless import in_short
 from maml.networks.ordinary import check_parameters, explicit
 
@@ -116,11 +117,56 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
-    network = copied(module)
+    network = _copied(module)
     check_parameters(network, type(module).__name__)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module. Both share all tensors, and what cannot be copied.
+
+    Raises:
+        UserError: for a module that cannot be copied.
+    """
+    shared = dict[int, Any]()
+    for path, part in module.named_modules():
+        by, why = "torch.jit.script", "its tensors cannot be replaced by a task's"
+        if type(part).__name__ == "OptimizedModule":
+            by, why = "torch.compile", "it has no second derivative"
+        elif not isinstance(part, jit.ScriptModule):
+            by = ""
+        if by:
+            line = f"module: {path or 'it'} is made by {by}, so {why}; give the module before {by}"
+            raise UserError(line)
+        tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
+        # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
+        made = bool(part._forward_pre_hooks)
+        shared |= {id(t): t if t.is_leaf and not made else t.detach() for t in tensors}
+    try:
+        return closed_copy(module, dict(shared))
+    except Exception:
+        shared |= _stubborn(module, shared)
+    try:
+        return closed_copy(module, shared)
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"module: it cannot be copied ({line})") from error
+
+
+def _stubborn(module: nn.Module, shared: dict[int, Any]) -> dict[int, Any]:
+    """Return the values of attributes that cannot be copied, as locks and open files, by id."""
+    known = shared | {id(part): part for part in module.modules()}
+    found, of_torch = dict[int, Any](), vars(nn.Module())
+    for part in module.modules():
+        for name, value in vars(part).items():
+            try:
+                if name not in of_torch:
+                    copy.deepcopy(value, dict(known))
+            except Exception:
+                found[id(value)] = value
+    return found
 
 
 def _prefix(head: str, module: nn.Module) -> str:

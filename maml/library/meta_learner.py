@@ -28,7 +28,6 @@ from maml.library.alone import alone
 from maml.library.around import Loss, as_function, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
-from maml.library.waiting import Waiting
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -41,7 +40,7 @@ TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
-class MetaLearner(Waiting):
+class MetaLearner(checking.Waiting):
     """A meta-learner around a module. It contains the program's learner of the same name.
 
     Its parameters are the module's own tensors and all further meta-parameters. A call with tasks

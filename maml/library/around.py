@@ -15,7 +15,7 @@ from maml.execution.copies import closed_copy
 from maml.learners import Learner
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
-from maml.networks.headless import in_short
+from maml.networks.headless import in_short, layer_of
 from maml.networks.ordinary import check_parameters, explicit
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -54,18 +54,14 @@ def learner_around(
     return learner
 
 
-def as_function(loss: Loss) -> Loss:
-    """Return a module as a function, so that the learner neither holds, casts nor copies it."""
-    return loss if not isinstance(loss, nn.Module) else _OfModule(loss)
-
-
-class _OfModule:
-    """A loss that is a module, which all copies share."""
+class OfModule:
+    """A loss that is a module, as a function: the learner neither holds, casts nor copies it."""
 
     def __init__(self, loss: nn.Module) -> None:
         self.loss = loss
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Any:
+        """Return the loss of outputs."""
         return self.loss(outputs, y)
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -173,12 +169,10 @@ def _prefix(head: str, module: nn.Module) -> str:
     """Return the prefix of the output layer's parameter names; "": the outputs are features."""
     if not isinstance(head, str):
         raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
-    name = head.rstrip(".")
-    parts = dict(module.named_modules(remove_duplicate=False))
-    if name not in parts:
+    layer, name = layer_of(module, head.rstrip("."))
+    if layer is None:
         of_parameters = (n for n, _ in module.named_parameters(remove_duplicate=False))
         layers = dict.fromkeys(n.rpartition(".")[0] for n in of_parameters)
-        there = in_short(layer or "the module itself" for layer in layers)
+        there = in_short(each or "the module itself" for each in layers)
         raise UserError(f"head {head!r}: no part of the module; those with parameters are {there}")
-    first = next(n for n, part in parts.items() if part is parts[name])  # of a layer in two places
-    return first and f"{first}."
+    return name and f"{name}."

@@ -25,7 +25,7 @@ from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import checking, distribution
 from maml.library.alone import alone
-from maml.library.around import Loss, as_function, learner_around
+from maml.library.around import Loss, OfModule, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
 from maml.metagradient import draws
@@ -93,7 +93,8 @@ class MetaLearner(checking.Waiting):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        own = F.cross_entropy if loss is None else as_function(loss)
+        own = F.cross_entropy if loss is None else loss
+        own = OfModule(own) if isinstance(own, nn.Module) else own
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._of_classes = loss is None

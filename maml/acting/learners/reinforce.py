@@ -40,13 +40,10 @@ class Reinforce(Policy, NoAdaptation):
 
     also = "episodes"  # how many have ended
 
-    def starts(self) -> int:
-        """Return how many first states are enough for episodes of `SHORTEST` steps."""
-        return self.config.horizon // SHORTEST + 1
-
-    def episodes(self, *, evaluation: bool) -> tuple[int, int]:
-        """Return the same as `Policy.episodes`, but no support episodes."""
-        return 0, super().episodes(evaluation=evaluation)[1]
+    def sizes(self, *, evaluation: bool) -> dict[str, int]:
+        """See `Policy.sizes`: no support episodes; first states for many of `SHORTEST` steps."""
+        starts = 1 if evaluation else self.config.horizon // SHORTEST + 1
+        return super().sizes(evaluation=evaluation) | {"shots": 0, "starts": starts}
 
     def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
         """Return a loss whose gradient is REINFORCE's, and whose value is minus the return."""

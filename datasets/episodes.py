@@ -81,19 +81,20 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
     In class-major order, a part of the support set would have the same labels in every task.
     """
 
-    def reordered(task: Task, keys: addresses.Keys) -> Task:
-        order = torch.from_numpy(addresses.permutation(keys, task.support_y.shape[1]))
-        rows = torch.arange(len(order))[:, None]
-        return Task(task.support_x[rows, order], task.support_y[rows, order], *task[2:])
-
     def tasks(ids: Tensor) -> Any:
         found: Any = episodes.tasks(ids)
-        keys = episodes.keys(ids, "support order", seed)
-        if isinstance(found, list):
-            return [reordered(*one) for one in zip(found, keys[:, None], strict=True)]
-        return reordered(found, keys)
+        return reordered(found, episodes.keys(ids, "support order", seed))
 
     return episodes.remade(tasks)
+
+
+def reordered(tasks: Any, keys: addresses.Keys) -> Any:
+    """Put each task's support set in a random order; a list has batches of one task each."""
+    if isinstance(tasks, list):
+        return [reordered(*one) for one in zip(tasks, keys[:, None], strict=True)]
+    order = torch.from_numpy(addresses.permutation(keys, tasks.support_y.shape[1]))
+    rows = torch.arange(len(order))[:, None]
+    return Task(tasks.support_x[rows, order], tasks.support_y[rows, order], *tasks[2:])
 
 
 class ImageClasses(NamedTuple):

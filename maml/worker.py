@@ -101,7 +101,7 @@ class Worker:
         self.learner = build_learner(config)
         with self._naming_theirs():
             self.learner.prepare(device)
-        self._in_torch = self.learner.in_torch(self.device)
+        self._in_torch = self.learner.obstacle(self.device) is not None
         self.why_one_by_one: str | None = None
         self.warnings: list[str] = []
         self.compiled: compiled.Compiled | None = None

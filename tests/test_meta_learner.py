@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,14 +446,6 @@ def test_what_is_frozen_later_is_refused() -> None:
     assert [p.requires_grad for p in learner.parameters()].count(False) == 2  # running statistics
 
 
-def test_what_torch_has_compiled_is_used_without() -> None:
-    network = dense(torch.compile(nn.Linear(8, 8)))  # type: ignore[arg-type]
-    with pytest.warns(UserWarning, match="compile=True"):
-        learner = maml.ANIL(torch.compile(network), head="4")
-    network[2] = network[2]._orig_mod
-    assert learner(made()) == maml.ANIL(network, head="4")(made())
-
-
 def test_mini_batches_are_of_each_task_s_own_random_order() -> None:
     torch.manual_seed(0)
     x, y, seen = torch.randn(6, 4, 4).double(), torch.arange(6.0).double(), list[frozenset[float]]()
@@ -513,6 +504,7 @@ def test_an_outer_loss_of_one_s_own_has_the_same_gradient(
     loss = learner(tasks)
     loss.backward()
     found = [parameter.grad for parameter in learner.parameters()]
+    assert torch.compile(learner, backend="eager")(tasks) == loss
     own = torch.stack([F.cross_entropy(learner.adapt(*t[:2])(t[2]), t[3]) for t in tasks]).mean()
     expected = torch.autograd.grad(own, list(learner.parameters()))
     torch.testing.assert_close(loss, own)
@@ -700,54 +692,6 @@ def test_a_hook_keeps_for_the_loss_what_it_saw() -> None:
     torch.testing.assert_close(gradient("tasks"), expected, rtol=1e-9, atol=1e-12)
 
 
-class Weighing:
-    """A loss that counts classes by numpy, unseen by torch."""
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        counts = np.bincount(targets.numpy(), minlength=3)
-        return F.cross_entropy(outputs, targets, weight=torch.tensor(1 / np.maximum(counts, 1)))
-
-
-class Scaled:
-    scale = 1.0
-
-    def of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs / self.scale, targets)
-
-
-def test_compiled_gradients_are_those_of_the_module(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """This runs the recorded operations; `tests.execution.test_compiled` compiles them."""
-    monkeypatch.setattr("maml.library.compiling.inductor", lambda run, inputs: run)
-    for make, turns in ((NETWORKS["lstm"], False), (lambda: Branching().double(), True)):
-        network = make()
-        learner = maml.MAML(network, inner_lr=0.1, inner_steps=1, compile=True)
-        for tasks in (made(), made()[::-1]):
-            learner.zero_grad()
-            loss, (expected, gradients) = learner(tasks), by_loop(network, tasks, 1, 0.1)
-            loss.backward()
-            torch.testing.assert_close(loss.detach(), expected, rtol=1e-12, atol=0)
-            found = [p.grad for p in network.parameters()]
-            torch.testing.assert_close(found, gradients, rtol=0, atol=1e-12)
-        said = capsys.readouterr().err
-        assert said.count("compiled in") == (not turns)
-        assert ("computing without" in said) is turns
-        copy.deepcopy(learner)
-    reads = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=Weighing())
-    held = maml.MAML(dense(), inner_lr=0.1, compile=True, loss=(scaled := Scaled()).of)
-    for scaled.scale in (1.0, 1.0, 2.0):
-        for learner, loss in ((reads, Weighing()), (held, scaled.of)):
-            plain = maml.MAML(learner.learner.network.module, inner_lr=0.1, loss=loss)
-            for some in (made(), stacked(made((9, 9)))):
-                torch.testing.assert_close(learner(some), plain(some), rtol=1e-12, atol=0)
-    said = capsys.readouterr().err
-    assert said.count("uses a tensor's value") == 1
-    assert said.count("warning: compile: loss.__self__.scale has changed") == 1
-    wrapped = torch.compile(learner, backend="eager")
-    torch.testing.assert_close(wrapped(made()), learner(made()))
-
-
 def test_what_draws_in_later_tasks_alone_draws_otherwise_each_time() -> None:
     class OfLargeSets(nn.Dropout):
         def forward(self, x: Tensor) -> Tensor:
@@ -887,6 +831,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(Remembering(16, 3).double())(made()),
          "the loss reads a parameter that is not the module's"),
         (lambda: maml.MAML(dense(torch.jit.script(nn.Tanh()))), "module: 2 .* before torch.jit"),
+        (lambda: maml.MAML(torch.compile(dense())), "module: it is .* before torch.compile"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
         (lambda: maml.MAML(register_parametrization(nn.BatchNorm1d(3), "weight", nn.Softplus())),
          "hooks or a parametrization of its own"),

@@ -81,27 +81,18 @@ class Policy(Learner):
         """The environment that the policy acts in."""
         return self.open_tasks("train").environment
 
-    def starts(self) -> int:
-        """Return how many first states an environment has, one after the other."""
-        return 1
-
-    def episodes(self, *, evaluation: bool) -> tuple[int, int]:
-        """Return how many support and query episodes a task has."""
+    def sizes(self, *, evaluation: bool) -> dict[str, int]:
+        """Return how many support and query episodes a task has, and how many first states an
+        environment has, one after the other.
+        """
         config = self.config
-        return config.shots, config.eval_queries if evaluation else config.queries
+        queries = config.eval_queries if evaluation else config.queries
+        return {"shots": config.shots, "queries": queries, "starts": 1}
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Acting:
         """Return the environments of ``split``."""
-        config = self.config
-        shots, queries = self.episodes(evaluation=evaluation)
-        return open_environments(
-            config.data,
-            split,
-            shots=shots,
-            queries=queries,
-            starts=1 if evaluation else self.starts(),
-            **data_options(config),
-        )
+        request = self.sizes(evaluation=evaluation) | data_options(self.config)
+        return open_environments(self.config.data, split, **request)
 
     def choose(self, outputs: Tensor, draws: Tensor) -> Tensor:
         """Return actions from the network's outputs ``[…, outputs]`` and uniform ``[…, D]``."""

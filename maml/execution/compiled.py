@@ -66,15 +66,12 @@ class Compiled:
     All calls of one object must pass the same function. Threads may share the object.
     """
 
-    def __init__(self, stage: Stage, speaks: bool = True, name: str = "--compile") -> None:
-        """``speaks``: report progress on stderr; ``name``: the option that all messages name."""
-        self._stage, self._speaks, self._name = stage, speaks, name
+    def __init__(self, stage: Stage, speaks: bool = True) -> None:
+        """``speaks``: report progress on stderr."""
+        self._stage, self._speaks = stage, speaks
         self._lock = threading.Lock()
         self._forms: dict[Any, _Form | None] = {}
         self._given_up = False
-
-    def __reduce__(self) -> Any:  # a copy compiles for itself
-        return Compiled, (self._stage, self._speaks, self._name)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return ``function(*args)``; arguments and result are nests of tensors."""
@@ -123,7 +120,7 @@ class Compiled:
         return form
 
     def _say(self, line: str, *, warns: bool = False) -> None:
-        print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
+        print(f"{'warning: ' * warns}--compile: {line}", file=sys.stderr, flush=True)
 
 
 def _compare(found: Tensors, expected: Any, tolerances: dict[torch.dtype, float]) -> None:

@@ -287,9 +287,12 @@ class Learner(nn.Module, ABC):
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
-        """Return all parameters after ``steps`` inner steps on one task, by their own names."""
+        """Return all parameters after ``steps`` inner steps on one task, by their own names.
+        Autograd can differentiate them by the meta-parameters.
+        """
         problem = self.problem(meta_params, steps)
-        return problem.params(unrolled.adapt(problem, task), problem.last_step)
+        found = unrolled.adapt(problem, task, unrolled.by_autograd)
+        return problem.params(found, problem.last_step)
 
     @torch.no_grad()
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
@@ -394,7 +397,3 @@ class Learner(nn.Module, ABC):
         if device.type != "cpu":
             return f"the compiled kernels run on the CPU, not on --device {device.type}"
         return obstacle(self.network)
-
-    def in_torch(self, device: torch.device) -> bool:
-        """Return whether `outer_gradient` uses only torch's operations, so it can be compiled."""
-        return self.obstacle(device) is not None

@@ -13,6 +13,7 @@ from maml.errors import UserError
 from maml.learners.maml import MAML
 from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem
+from maml.networks.headless import layer_of
 from maml.networks.ordinary import own_name
 from maml.params import Params
 
@@ -58,10 +59,7 @@ class CAVIA(MAML):
                 f"--network {config.network} does not say where a context goes: give its class "
                 'context_layer = "name of a batch norm or a linear layer"'
             )
-        where = dict(self.network.named_modules(remove_duplicate=False)).get(layer)
-        # A layer in two places has its tensors under its first name.
-        layers = (name for name, module in self.network.named_modules() if module is where)
-        first = next(layers, layer)
+        where, first = layer_of(self.network, layer)
         self._bias, self._scale = f"{first}.bias", f"{first}.weight"
         scale, bias = (getattr(where, name, None) for name in ("weight", "bias"))
         self._films = not isinstance(where, nn.Linear)

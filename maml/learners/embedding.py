@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import Learner
+from maml.learners.noadapt import NoAdaptation
 from maml.learners.objectives import REGRESSION, Given
-from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
 from maml.networks.ordinary import own_name
 from maml.networks.statistics import Statistics
@@ -37,7 +36,7 @@ COMPONENTS = {
 }
 
 
-class Embedding(Learner):
+class Embedding(NoAdaptation):
     """Classify queries by their features. The support set's features make the classifier.
 
     The problem has no inner step. The outer loss is the cross-entropy of the queries. In training,
@@ -79,15 +78,6 @@ class Embedding(Learner):
             one_hot: The classes of the support examples, ``[S, N]`` of zeros and ones.
             query: Features ``[E, F]``.
         """
-
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return a problem without inner steps: the query loss of weights that all tasks share."""
-        own = {name: p for name, p in meta_params.items() if not name.startswith("network.")}
-        fixed = self.network_weights(meta_params) | own
-        # There is no inner step, so the support loss is never called.
-        return Problem(
-            start={}, support=self.query_loss, query=self.query_loss, fixed=fixed, steps=0
-        )
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the queries, and their logits."""

@@ -17,8 +17,9 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
-from maml.learners.base import Adapted, Learner
+from maml.learners.base import Adapted
 from maml.learners.embedding import one_hot, prototypes, squared_distances
+from maml.learners.noadapt import NoAdaptation
 from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
@@ -39,7 +40,7 @@ COMPONENTS = {
 HEAD = "tuned."
 
 
-class Finetune(Learner):
+class Finetune(NoAdaptation):
     """An ordinary classifier of the training classes, whose features serve new classes.
 
     Training is supervised: a task is a mini-batch of ``--batch-size`` images of all classes of the
@@ -89,9 +90,7 @@ class Finetune(Learner):
 
     def training_problem(self, meta_params: Params, phase: int) -> Problem:
         """Return the problem of training: the classifier's loss of a mini-batch, no inner step."""
-        query = self.stated_losses()["query"]
-        # There is no inner step, so the support loss is never called.
-        return Problem({}, query, query, steps=0, fixed=self.network_weights(meta_params))
+        return super().problem(meta_params, 0)
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """Return the problem of evaluation: a linear head adapts, the features stand still."""

@@ -23,6 +23,6 @@ class NoAdaptation(Learner):
     """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return a problem without inner steps, for any ``steps``."""
-        weights = self.network_weights(meta_params)
-        return Problem(start={}, fixed=weights, **self.stated_losses(), steps=0)
+        """Return a problem without inner steps, for any ``steps``: all tasks share all weights."""
+        fixed = {name.removeprefix("network."): p for name, p in meta_params.items()}
+        return Problem(start={}, fixed=fixed, **self.stated_losses(), steps=0)

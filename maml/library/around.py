@@ -1,23 +1,21 @@
 """Make one of the program's learners around a user's module."""
 
+import copy
 import re
-import warnings
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, jit, nn
 
-from datasets import addresses
-from datasets.tasks import Task
 from maml.config import Config, checks, registry
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
+from maml.execution.copies import closed_copy
 from maml.learners import Learner
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
-from maml.library.copying import copied
-from maml.networks.headless import in_short
+from maml.networks.headless import in_short, layer_of
 from maml.networks.ordinary import check_parameters, explicit
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -42,9 +40,7 @@ def learner_around(
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
-    except Exception as error:
-        if not isinstance(error, UserError):
-            raise
+    except UserError as error:
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
@@ -58,31 +54,14 @@ def learner_around(
     return learner
 
 
-def in_random_orders(learner: Learner, tasks: list[Task], seed: int) -> list[Task]:
-    """Shuffle each support set ``[1, E, …]`` from which the learner takes mini-batches."""
-    if learner.config.inner_batch is None:
-        return tasks
-
-    def shuffled(i: int, task: Task) -> Task:
-        where = addresses.keys(seed, "train", "support order", i)
-        order = torch.from_numpy(addresses.permutation(where, task.support_y.shape[1])[0])
-        return task._replace(support_x=task.support_x[:, order], support_y=task.support_y[:, order])
-
-    return [shuffled(i, task) for i, task in enumerate(tasks)]
-
-
-def as_function(loss: Loss) -> Loss:
-    """Return a module as a function, so that the learner neither holds, casts nor copies it."""
-    return loss if not isinstance(loss, nn.Module) else _OfModule(loss)
-
-
-class _OfModule:
-    """A loss that is a module, which all copies share."""
+class OfModule:
+    """A loss that is a module, as a function: the learner neither holds, casts nor copies it."""
 
     def __init__(self, loss: nn.Module) -> None:
         self.loss = loss
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Any:
+        """Return the loss of outputs."""
         return self.loss(outputs, y)
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -105,9 +84,9 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     for name in flags:
         if name not in known:
             raise UserError(
-                f"{kind.__name__} takes no {name}; besides module, loss, head, batching and "
-                f"compile it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of "
-                "other libraries)"
+                f"{kind.__name__} takes no {name}; besides module, loss, head and batching it "
+                f"takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
+                "libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:
@@ -134,38 +113,66 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
-    network = _as_written(copied(module))
+    network = _copied(module)
     check_parameters(network, type(module).__name__)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
 
 
-def _as_written(module: nn.Module) -> nn.Module:
-    """Return a module without the wrappers of `torch.compile`; warn if there are any."""
-    compiled = [part for part in module.modules() if type(part).__name__ == "OptimizedModule"]
-    if compiled:
-        warnings.warn(
-            "module: what torch.compile made has no second derivative, so the module inside is "
-            "used; compile=True compiles the meta-gradient",
-            stacklevel=6,
-        )
+def _copied(module: nn.Module) -> nn.Module:
+    """Return a copy of a module. Both share all tensors, and what cannot be copied.
+
+    Raises:
+        UserError: for a module that cannot be copied.
+    """
+    shared = dict[int, Any]()
+    for path, part in module.named_modules():
+        by, why = "torch.jit.script", "its tensors cannot be replaced by a task's"
+        if type(part).__name__ == "OptimizedModule":
+            by, why = "torch.compile", "it has no second derivative"
+        elif not isinstance(part, jit.ScriptModule):
+            by = ""
+        if by:
+            line = f"module: {path or 'it'} is made by {by}, so {why}; give the module before {by}"
+            raise UserError(line)
+        tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
+        # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
+        made = bool(part._forward_pre_hooks)
+        shared |= {id(t): t if t.is_leaf and not made else t.detach() for t in tensors}
+    try:
+        return closed_copy(module, dict(shared))
+    except Exception:
+        shared |= _stubborn(module, shared)
+    try:
+        return closed_copy(module, shared)
+    except Exception as error:
+        line = " ".join(str(error).split())
+        raise UserError(f"module: it cannot be copied ({line})") from error
+
+
+def _stubborn(module: nn.Module, shared: dict[int, Any]) -> dict[int, Any]:
+    """Return the values of attributes that cannot be copied, as locks and open files, by id."""
+    known = shared | {id(part): part for part in module.modules()}
+    found, of_torch = dict[int, Any](), vars(nn.Module())
     for part in module.modules():
-        for name, child in part._modules.items():
-            part._modules[name] = child._orig_mod if child in compiled else child  # type: ignore
-    return module._orig_mod if module in compiled else module  # type: ignore[return-value]
+        for name, value in vars(part).items():
+            try:
+                if name not in of_torch:
+                    copy.deepcopy(value, dict(known))
+            except Exception:
+                found[id(value)] = value
+    return found
 
 
 def _prefix(head: str, module: nn.Module) -> str:
     """Return the prefix of the output layer's parameter names; "": the outputs are features."""
     if not isinstance(head, str):
         raise UserError(f"head is a {type(head).__name__}; give the name of the output layer")
-    name = head.rstrip(".")
-    parts = dict(module.named_modules(remove_duplicate=False))
-    if name not in parts:
+    layer, name = layer_of(module, head.rstrip("."))
+    if layer is None:
         of_parameters = (n for n, _ in module.named_parameters(remove_duplicate=False))
         layers = dict.fromkeys(n.rpartition(".")[0] for n in of_parameters)
-        there = in_short(layer or "the module itself" for layer in layers)
+        there = in_short(each or "the module itself" for each in layers)
         raise UserError(f"head {head!r}: no part of the module; those with parameters are {there}")
-    first = next(n for n, part in parts.items() if part is parts[name])  # of a layer in two places
-    return first and f"{first}."
+    return name and f"{name}."

@@ -1,14 +1,15 @@
-"""Checks of a meta-learner's calls: what the losses read and write, and what is frozen."""
+"""What guards a meta-learner: checks of what its losses read, write and freeze; other threads."""
 
 import warnings
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Self, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.metagradient.reading import ForeignError
-from maml.networks.calls import lost_writes
+from maml.networks.calls import alone_with, lost_writes
 from maml.networks.ordinary import ExplicitNorm, own_name
 from maml.params import Params
 
@@ -57,3 +58,30 @@ def check_learning(learning: Learning) -> None:
                 f"{name} was {'frozen' if learns else 'unfrozen'} after the learner was made; "
                 "the inner loop would not follow: make the learner again; it shares the tensors"
             )
+
+
+class Waiting(nn.Module):
+    """A module with a learner. A call puts a task's tensors into the network. So the methods that
+    read or change tensors wait for calls in other threads to end.
+    """
+
+    learner: Learner
+
+    def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return what torch's method returns."""
+        with alone_with(self.learner.network):
+            return iter([*super().named_parameters(*given, **named)])
+
+    def state_dict(self, *given: Any, **named: Any) -> Any:
+        """Return what torch's method returns."""
+        with alone_with(self.learner.network):
+            return super().state_dict(*given, **named)
+
+    def load_state_dict(self, *given: Any, **named: Any) -> Any:
+        """Do what torch's method does."""
+        with alone_with(self.learner.network):
+            return super().load_state_dict(*given, **named)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        with alone_with(self.learner.network):
+            return super()._apply(fn, recurse)

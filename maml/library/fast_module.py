@@ -10,7 +10,6 @@ from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners import Learner
 from maml.library.inputs import as_tensor
-from maml.metagradient import unrolled
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
@@ -30,11 +29,14 @@ class FastModule(nn.Module):
             were enabled, they are functions of the meta-parameters.
     """
 
+    _learner: Learner
+
     def __init__(self, learner: Learner, params: Params, support: Task) -> None:
         """Hold ``params`` that have adapted to the task ``support``. We do not read its queries."""
         super().__init__()
-        # The tuple keeps nn.Module from registering the learner's parameters as this module's.
-        self.params, self._learner, self._support = params, (learner,), support
+        self.params, self._support = params, support
+        # Not by nn.Module's setter, which would register the learner's parameters as this module's.
+        self.__dict__["_learner"] = learner
 
     def forward(self, x: Tensor, batch_statistics: BatchStatistics = "query") -> Tensor:
         """Return the outputs for queries ``x [E, …]``.
@@ -44,7 +46,7 @@ class FastModule(nn.Module):
         """
         if batch_statistics not in get_args(BatchStatistics):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
-        (learner,), x = self._learner, as_tensor(x)
+        learner, x = self._learner, as_tensor(x)
         network = learner.network
         with alone_with(network), switched(network, training=self.training):
             if not learner.inherits("answers"):
@@ -64,10 +66,9 @@ class FastModule(nn.Module):
         Raises:
             UserError: if the network has no separate output layer.
         """
-        (learner,) = self._learner
-        network = learner.network
+        network = self._learner.network
         with alone_with(network), switched(network, training=self.training):
-            return learner.features_of(self.params, as_tensor(x))[0]
+            return self._learner.features_of(self.params, as_tensor(x))[0]
 
     def network_state(self) -> Params:
         """Return CPU copies of the network's state, by the names that the network's author gave.
@@ -76,8 +77,7 @@ class FastModule(nn.Module):
         missing, so call the network in training mode, where it normalises by the batch. The output
         layer is missing if the learner has none.
         """
-        (learner,) = self._learner
-        network, params = learner.network, learner.modulated(self.params)
+        network, params = self._learner.network, self._learner.modulated(self.params)
         buffers = dict(network.named_buffers())
         saved = {name: buffers[name] for name in network.state_dict() if name in buffers}
         return {
@@ -90,20 +90,15 @@ class FastModule(nn.Module):
 def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) -> FastModule:
     """Adapt to a support set ``[E, …]``. The result is differentiable if gradients are enabled."""
     if torch.is_grad_enabled():
-        problem = learner.problem(meta_params, steps)
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            found = unrolled.adapt(problem, support, unrolled.by_autograd)
-    else:
-        problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
-        found = {name: tensor[0] for name, tensor in at.items()}
-    params = problem.params(found, problem.last_step)
-    if not torch.is_grad_enabled():  # parameters that do not adapt share the learner's memory
-        params = {name: tensor.clone() for name, tensor in params.items()}
-    return FastModule(learner, params, support)
+            return FastModule(learner, learner.adapted(meta_params, support, steps), support)
+    problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
+    found = problem.params({name: tensor[0] for name, tensor in at.items()}, problem.last_step)
+    # Clones, because parameters that do not adapt share the learner's memory.
+    return FastModule(learner, {name: t.clone() for name, t in found.items()}, support)
 
 
 def unadapted(learner: Learner, meta_params: Params) -> FastModule:
     """Return the network as it is at the beginning of the inner loop."""
-    problem = learner.problem(meta_params, 0)
-    params = problem.params(problem.start, problem.last_step)
-    return FastModule(learner, params, Task(*[torch.empty(0)] * 4))
+    nothing = Task(*[torch.empty(0)] * 4)
+    return FastModule(learner, learner.adapted(meta_params, nothing, 0), nothing)

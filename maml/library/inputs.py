@@ -18,6 +18,7 @@ from datasets.image_files import Decoder, as_in, shown
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.errors import UserError
+from maml.metagradient.by_task import one_by_one
 from maml.networks.headless import in_short
 
 Images: TypeAlias = Any
@@ -45,21 +46,16 @@ def images(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     array = _array(given, shape, data, what)
     channels, height, width = shape
     if array.dtype == np.uint8:
-        wanted = [(height, width, channels)] + [(height, width)] * (channels == 1)
-        if array.shape[1:] not in wanted:
-            raise UserError(
-                f"{what}: uint8 of shape {list(array.shape)}; the model takes "
-                f"{' or '.join(f'[n, {_joined(size)}]' for size in reversed(wanted))} "
-                "(PIL images of any size are fitted)"
-            )
+        forms = [(height, width)] * (channels == 1) + [(height, width, channels)]
+        if array.shape[1:] not in forms:
+            fitted = " (PIL images of any size are fitted)"
+            raise _misfit(f"{what}: uint8", array, *forms, more=fitted)
         array = array.reshape(len(array), height, width, channels).transpose(0, 3, 1, 2)
         return torch.from_numpy(np.ascontiguousarray(array)).to(torch.float64).div_(255)
     if not np.issubdtype(array.dtype, np.floating):
         raise UserError(f"{what}: of type {array.dtype}; give floats in [0, 1], or uint8")
     if array.shape[1:] != shape:
-        raise UserError(
-            f"{what}: floats of shape {list(array.shape)}; the model takes [n, {_joined(shape)}]"
-        )
+        raise _misfit(f"{what}: floats", array, shape)
     least, most = float(array.min()), float(array.max())
     # `not` a comparison, because nan must fail, too.
     if not (least >= -_ROUNDING and most <= 1 + _ROUNDING):
@@ -72,10 +68,7 @@ def numbers(given: Any, what: str, shape: tuple[int, ...], *, integers: bool = F
     array = _stacked(given, what)
     kind, called = (np.integer, "integers") if integers else (np.floating, "floats")
     if not np.issubdtype(array.dtype, kind) or array.shape[1:] != shape:
-        raise UserError(
-            f"{what}: {array.dtype} of shape {list(array.shape)}; the model takes {called} "
-            f"[n, {_joined(shape)}]"
-        )
+        raise _misfit(f"{what}: {array.dtype}", array, shape, takes=f"{called} ")
     return torch.from_numpy(np.array(array))
 
 
@@ -161,8 +154,11 @@ def _stacked(given: Any, what: str) -> NDArray[Any]:
     return array
 
 
-def _joined(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes))
+def _misfit(
+    what: str, array: NDArray[Any], *forms: tuple[int, ...], takes: str = "", more: str = ""
+) -> UserError:
+    wanted = " or ".join(f"[n, {', '.join(map(str, form))}]" for form in forms)
+    return UserError(f"{what} of shape {list(array.shape)}; the model takes {takes}{wanted}{more}")
 
 
 def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Task]:
@@ -184,8 +180,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
             raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
         if not len(whole.query_y):
             raise UserError(f"tasks is empty; {FORM}")
-        parts = [part.split(1) for part in whole]
-        tasks = [Task(*of_task) for of_task in zip(*parts, strict=True)]
+        tasks = list(one_by_one(whole))
     else:
         found = (_task(item, f"task {i}") for i, item in enumerate(items))
         tasks = [Task(*(part[None] for part in task)) for task in found]

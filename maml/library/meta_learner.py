@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from datasets import addresses
+from datasets.episodes import reordered
 from datasets.generators import kept
 from datasets.tasks import Task
 from maml.config.fields import with_values
@@ -23,11 +25,9 @@ from maml.learners import Learner, one_by_one
 from maml.learners.objectives import REGRESSION, accuracy
 from maml.library import checking, distribution
 from maml.library.alone import alone
-from maml.library.around import Loss, as_function, in_random_orders, learner_around
-from maml.library.compiling import Compiling
+from maml.library.around import Loss, OfModule, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
-from maml.library.waiting import Waiting
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -40,7 +40,7 @@ TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
-class MetaLearner(Waiting):
+class MetaLearner(checking.Waiting):
     """A meta-learner around a module. It contains the program's learner of the same name.
 
     Its parameters are the module's own tensors and all further meta-parameters. A call with tasks
@@ -63,7 +63,6 @@ class MetaLearner(Waiting):
             `distributed`, only of this process's tasks.
     """
 
-    _compiling: Compiling | None = None
     _of_classes = False
 
     @alone()
@@ -74,7 +73,6 @@ class MetaLearner(Waiting):
         loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
-        compile: bool = False,
         **flags: Any,
     ) -> None:
         """Make a meta-learner.
@@ -87,9 +85,6 @@ class MetaLearner(Waiting):
             head: The name of the output layer, for learners that treat this layer separately.
             batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
                 thread. "auto" decides by the first tasks.
-            compile: Generate code for each shape of tasks. The first call takes minutes, so this
-                pays in long trainings with recurrent layers or attention. Numbers in the network
-                and the loss become constants. Changes of global variables go unnoticed.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
@@ -98,10 +93,11 @@ class MetaLearner(Waiting):
         super().__init__()
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        own = F.cross_entropy if loss is None else as_function(loss)
+        own = F.cross_entropy if loss is None else loss
+        own = OfModule(own) if isinstance(own, nn.Module) else own
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
-        self._compiling, self._of_classes = Compiling() if compile else None, loss is None
+        self._of_classes = loss is None
         distribution.same_everywhere(self, loss)
 
     @classmethod
@@ -163,7 +159,9 @@ class MetaLearner(Waiting):
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
         seed = distribution.same_number()
-        tasks = in_random_orders(self.learner, tasks, seed)
+        if self.learner.config.inner_batch is not None:  # mini-batches are of a random order
+            keys = addresses.keys(seed, "train", "support order", range(len(tasks)))
+            tasks = reordered(tasks, keys)
         for own, places in self._of_each_size(tasks):
             for name in own.metric_names:
                 found.setdefault(name, torch.zeros_like(losses))
@@ -171,8 +169,8 @@ class MetaLearner(Waiting):
             if not here:
                 continue
             self._find_way(own, params, [tasks[i] for i in places])
-            addresses = [draws.Address(seed, "", i) for i in here]
-            of_some = self._gradient(own, params, [tasks[i] for i in here], addresses)
+            where = [draws.Address(seed, "", i) for i in here]
+            of_some = self._gradient(own, params, [tasks[i] for i in here], where)
             sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
             rows = [i - mine.start for i in here]
             losses[rows] = of_some.losses.detach()
@@ -182,18 +180,15 @@ class MetaLearner(Waiting):
         return distribution.mean(losses, sums)
 
     def _gradient(
-        self, own: Learner, params: Params, tasks: list[Task], addresses: list[draws.Address]
+        self, own: Learner, params: Params, tasks: list[Task], where: list[draws.Address]
     ) -> OuterGradient:
         found = self._found[self.training]
         own.draws = found.draws
-        call = None
-        if self._compiling is not None:
-            call = self._compiling.of(own, self._loss, training=self.training)
         together = found.batching == "vmap" and len(set(map(_shapes, tasks))) == 1
         used = copy.copy(own)
         used.batching = "vmap" if together else "tasks"
         given = _joined(tasks) if together else tasks
-        of_all = one_by_one.outer_gradient(used, params, given, addresses, self._phase, call)
+        of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
         own.draws = used.draws
         batching = used.batching if together else found.batching

@@ -98,25 +98,25 @@ def episodes(
     Raises:
         UserError: for a wrong option or file, in one line that names it.
     """
-    named = isinstance(data, str)
-    known: set[str] | None = {"dtype"}
     task: dict[str, Any] = {
         name: inputs.whole(value, name)
         for name, value in (("ways", ways), ("shots", shots), ("queries", queries), ("seed", seed))
     }
-    if not named and split is not None:
-        raise UserError(
-            f"split {split!r}: only named data sets have splits; give that split's classes as data"
-        )
+    known: set[str] | None = {"dtype"}
+    what = "data at hand"
     try:
         if isinstance(data, str):
-            known = options_of(data)
+            known, what = options_of(data), f"data {data!r}"
             if split is None:
                 raise UserError("split: give train, validation or test")
+        elif split is not None:
+            raise UserError(
+                f"split {split!r}: only named data sets have splits; give that split's classes as "
+                "data"
+            )
         for name in options:
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"}))
-                what = f"data {data!r}" if named else "data at hand"
                 raise UserError(f"{name}: no option of {what}, which takes {takes}")
         if isinstance(data, str) and split is not None:
             return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))

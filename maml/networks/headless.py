@@ -41,7 +41,7 @@ def in_short(given: Iterable[str]) -> str:
 def given_to_head(network: nn.Module, name: str, call: Callable[[], T]) -> tuple[Tensor, T]:
     """Return the output layer's input in ``call()``, ``[E, F]``, and the result of ``call()``."""
     layer = head_prefix(network, f"the network {name}").rstrip(".")
-    head = _head(network, layer)
+    head, _ = layer_of(network, layer)
     if head is None:
         its = own_name(network, layer)
         raise UserError(f"the network {name}: its output layer {its} is no layer of it")
@@ -72,7 +72,7 @@ def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.M
     layer shares with others stay parameters of the others.
     """
     layer = head_prefix(network, f"--network {name}", or_else).rstrip(".")
-    head = _head(network, layer)
+    head, _ = layer_of(network, layer)
     if not isinstance(head, nn.Linear):
         its = own_name(network, layer)
         raise UserError(f"--network {name}: its output layer {its} is not linear")
@@ -85,6 +85,10 @@ def without_head(network: nn.Module, name: str, or_else: str = "") -> tuple[nn.M
     return network, head.in_features
 
 
-def _head(network: nn.Module, layer: str) -> nn.Module | None:
-    """Return the output layer; None if the prefix names parameters, but no layer."""
-    return dict(network.named_modules(remove_duplicate=False)).get(layer)
+def layer_of(network: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    """Return the layer of this name, or None; and its first name, if it is in several places. Its
+    tensors have the first name.
+    """
+    layers = dict(network.named_modules(remove_duplicate=False))
+    layer = layers.get(name)
+    return layer, next((first for first, other in layers.items() if other is layer), name)

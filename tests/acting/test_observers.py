@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor
 
 from maml.acting.learners.reinforce import Reinforce
-from maml.acting.strategies.observers import Batches, Inference, Observers
+from maml.acting.strategies.observers import Observers
 from maml.config.presets import PRESETS, with_values
 from maml.errors import UserError
-from maml.learners import build_learner
 from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.processes.world import World
@@ -76,46 +76,38 @@ def test_equal_actions_and_gradients(tmp_path: Path) -> None:
     assert row["return"] > 5
 
 
-def inference() -> Inference:
-    learner = build_learner(CONFIG)
-    assert isinstance(learner, Reinforce)
-    found = Inference(learner)
-    found.follow({name: tensor + 0.1 for name, tensor in learner.meta_parameters().items()})
-    return found
+def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
+    config = with_values(CONFIG, batch_wait=0.2)
+    agent = Observers(config, World(0, 4, 0, 4, True), Worker(config, torch.device("cpu")))
+    params = {name: tensor + 0.1 for name, tensor in agent.learner.meta_parameters().items()}
+    policy = agent.learner.problem(params, 0).fixed
+    rows = {rank: torch.rand(rank, 5, dtype=torch.float64) for rank in (1, 2, 3)}
 
+    def ask(rank: int) -> torch.futures.Future[Tensor]:
+        agent.events.put((rank, (rows[rank], answer := torch.futures.Future[Tensor]())))
+        return answer
 
-def request(rank: int, rows: int = 2) -> Tensor:
-    return torch.rand(rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
+    def play() -> None:
+        for _ in range(5):
+            answers = {rank: ask(rank) for rank in (3, 1, 2)}
+            for rank, answer in answers.items():
+                alone = agent.learner.actions(policy, rows[rank][:, :4], rows[rank][:, 4:])
+                assert torch.equal(answer.wait(), alone)
+        began = time.monotonic()
+        assert len(ask(2).wait()) == 2  # the others are slow
+        assert time.monotonic() - began >= 0.2
+        agent.gone.add(3)  # so two requests are a whole batch
+        assert [len(answer.wait()) for answer in (ask(1), ask(2))] == [1, 2]
+        for rank in (1, 2):
+            ended = torch.futures.Future[Any]()
+            ended.set_result(tuple(rows.values()))
+            agent.events.put((rank, ended))
 
-
-def test_the_last_request_of_a_step_answers_all() -> None:
-    """It uses the parameters that `follow` set; no request blocks its thread."""
-    one, many = inference(), inference()
-    batches = Batches(many, wait=60.0)
-    batches.begin((1, 2, 3))
-    for _ in range(5):
-        answers = {rank: batches.ask(rank, request(rank)) for rank in (3, 1)}
-        assert not any(answer.done() for answer in answers.values())
-        answers[2] = batches.ask(2, request(2))
-        for rank, answer in answers.items():
-            assert torch.equal(answer.wait(), one([request(rank)])[0])
-    assert (many.forwards, many.requests, batches.flushed) == (5, 15, 0)
-
-
-def test_an_observer_that_is_slow_or_gone_is_waited_for_once() -> None:
-    found = inference()
-    batches = Batches(found, wait=0.2)
-    batches.begin((1, 2))
-    began = time.monotonic()
-    assert len(batches.ask(1, request(1, rows=3)).wait()) == 3
-    assert time.monotonic() - began >= 0.2
-    assert batches.flushed == 1
-    # Observer 2 leaves, so observer 1's request is a whole batch.
-    waiting = batches.ask(1, request(1))
-    batches.leave(2)
-    waiting.wait()
-    batches.ask(1, request(1)).wait()
-    assert (batches.flushed, found.forwards) == (1, 3)
+    with ThreadPoolExecutor(1) as threads:
+        playing = threads.submit(play)
+        assert agent._gather(policy, {1, 2, 3}).keys() == {1, 2}
+        playing.result()
+    assert agent._counts == {"forwards": 7, "requests": 18, "flushed": 1}
 
 
 def test_what_observers_cannot_do_is_said_in_one_line() -> None:
@@ -130,7 +122,7 @@ def test_what_observers_cannot_do_is_said_in_one_line() -> None:
 def test_training_goes_on_without_observers_but_not_without_the_agent(tmp_path: Path) -> None:
     """One of three is killed, one stopped; then the agent is killed, and the last one says so."""
     config = with_values(CONFIG, iterations=100_000, checkpoint_every=2, strategy="observers")
-    args = [*as_flags(config), "--run-dir", str(tmp_path), "--timeout", "30"]
+    args = [*as_flags(config), "--run-dir", str(tmp_path), "--timeout", "15"]
     ranks = start_ranks(4, args)
     agent, _, killed, frozen = (launched.process.pid for launched in ranks)
     try:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from maml.learners.metacurv import curved
+from maml.learners.maml import curved
 from maml.metagradient.problem import Problem, Transform
 from maml.params import without_prefix
 from maml.worker import Worker

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
 from maml.acting.policy import Played, Policy, first_return
-from maml.errors import UserError
+from maml.learners.maml import MAML
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.metagradient.unrolled import trajectory
@@ -36,7 +36,7 @@ _TURN = 0.6180339887498949
 """Shift of the uniform numbers from one inner step to the next: the golden ratio's fraction."""
 
 
-class MAMLPolicy(Policy):
+class MAMLPolicy(Policy, MAML):
     """Weights whose return is high after inner steps along policy gradients.
 
     The inner loop descends an estimate of −J/T (return per step) from K support episodes. The outer
@@ -45,26 +45,6 @@ class MAMLPolicy(Policy):
     """
 
     also = "return_before"  # of support episodes, before adaptation
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        if set(self.network_weights(self.meta_parameters())) == set(self.frozen):
-            raise UserError(f"--learner {config.learner}: all that would adapt is frozen")
-
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return the problem: the query loss of played episodes after the last inner step."""
-        config = self.config
-        weights = self.network_weights(meta_params)
-        return Problem(
-            start={name: tensor for name, tensor in weights.items() if name not in self.frozen},
-            fixed={name: weights[name] for name in self.frozen},
-            support=self.support_loss,
-            query=self.query_loss,
-            optimizer=config.inner_optimizer,
-            lr=config.inner_lr,
-            steps=steps,
-            order=config.order,
-        )
 
     def support_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
         """Return the surrogate of the episodes that were played before inner step ``step``."""

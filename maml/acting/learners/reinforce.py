@@ -8,7 +8,7 @@ from torch import Tensor
 from datasets.environments.acting import Trajectory
 from datasets.tasks import Task
 from maml.acting.policy import Played, Policy, first_return
-from maml.metagradient.problem import Problem
+from maml.learners.noadapt import NoAdaptation
 from maml.params import Params
 
 COMPONENTS = {
@@ -31,7 +31,7 @@ SHORTEST = 8
 """Steps of a short episode: training has first states for T // SHORTEST + 1 episodes."""
 
 
-class Reinforce(Policy):
+class Reinforce(Policy, NoAdaptation):
     """The policy gradient of T steps in each environment. Episodes follow one another.
 
     A return is the discounted reward from a step to the end of its episode. Each environment's
@@ -40,20 +40,10 @@ class Reinforce(Policy):
 
     also = "episodes"  # how many have ended
 
-    def starts(self) -> int:
-        """Return how many first states are enough for episodes of `SHORTEST` steps."""
-        return self.config.horizon // SHORTEST + 1
-
-    def episodes(self, *, evaluation: bool) -> tuple[int, int]:
-        """Return the same as `Policy.episodes`, but no support episodes."""
-        return 0, super().episodes(evaluation=evaluation)[1]
-
-    def problem(self, meta_params: Params, steps: int) -> Problem:
-        """Return a problem without inner steps: the loss of what was played, by shared weights."""
-        weights = self.network_weights(meta_params)
-        return Problem(
-            start={}, fixed=weights, support=self.support_loss, query=self.query_loss, steps=0
-        )
+    def sizes(self, *, evaluation: bool) -> dict[str, int]:
+        """See `Policy.sizes`: no support episodes; first states for many of `SHORTEST` steps."""
+        starts = 1 if evaluation else self.config.horizon // SHORTEST + 1
+        return super().sizes(evaluation=evaluation) | {"shots": 0, "starts": starts}
 
     def query_loss(self, params: Params, task: Any, step: int) -> tuple[Tensor, Tensor]:
         """Return a loss whose gradient is REINFORCE's, and whose value is minus the return."""

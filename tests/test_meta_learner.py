@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -747,6 +748,7 @@ def trained(seed: int) -> list[Tensor]:
     network.register_buffer("wide", torch.full((1,), float(seed)).expand(3))
     network.register_buffer("sparse", (torch.eye(3 + seed) + seed)[:3, :3].to_sparse())
     network.attributes = [torch.rand(2)]  # type: ignore[assignment]
+    network.plain = {"mask": np.full(2, seed), "gain": float(seed)}  # type: ignore[assignment]
     learner = maml.MAML(network, loss=Judge(), inner_lr=0.1, inner_steps=2)
     optimizer = torch.optim.SGD(learner.parameters(), lr=0.1)
     for _ in range(2):
@@ -754,8 +756,9 @@ def trained(seed: int) -> list[Tensor]:
         loss = learner(stacked(made()))
         loss.backward()
         optimizer.step()
-    attributes: Any = next(m.attributes for m in learner.modules() if hasattr(m, "attributes"))
-    return [loss.detach(), *attributes, *learner.state_dict().values(), *of_experts(seed)]
+    ours: Any = next(m for m in learner.modules() if hasattr(m, "attributes"))
+    held = [*ours.attributes, *map(torch.as_tensor, ours.plain.values())]
+    return [loss.detach(), *held, *learner.state_dict().values(), *of_experts(seed)]
 
 
 def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:

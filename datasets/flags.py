@@ -12,8 +12,10 @@ A flag that components of several files read is in ``maml.config.fields``.
 import ast
 import dataclasses
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, TypeAlias
 
 MOST = 2**31 - 1
 """The limit of integer flags: a larger one overflows some library's int32, far from the flag."""
@@ -65,42 +67,21 @@ def facts_of(config: Any) -> dict[str, FieldFacts]:
     return {each.name: each.metadata.get(_KEY, FieldFacts()) for each in dataclasses.fields(config)}
 
 
-class OwnFlag(NamedTuple):
-    """A component's own flag: its type, and the arguments of its call of `flag`."""
-
-    type: Any
-    arguments: list[Any]
-    facts: dict[str, Any]
+OwnFlag: TypeAlias = tuple[str, Callable[..., Any]]
+"""A component's own flag: its type as text, and `flag` with the component's arguments."""
 
 
 def own_flags(tree: ast.Module) -> dict[str, OwnFlag]:
     """Return the flags that a file's class ``Flags`` declares, by name."""
-    lines = [
-        line
-        for statement in tree.body
-        if isinstance(statement, ast.ClassDef) and statement.name == "Flags"
-        for line in statement.body
-    ]
-    return {
-        line.target.id: OwnFlag(
-            _type(line.annotation),
-            [_value(node) for node in line.value.args],
-            {fact.arg: _value(fact.value) for fact in line.value.keywords if fact.arg},
-        )
-        for line in lines
-        if isinstance(line, ast.AnnAssign)
-        and isinstance(line.target, ast.Name)
-        and isinstance(line.value, ast.Call)
-    }
-
-
-def _type(node: ast.expr) -> Any:
-    """Return the type of an annotation: a type, a type or None, or a `Literal`."""
-    if isinstance(node, ast.BinOp):
-        return _type(node.left) | None
-    if isinstance(node, ast.Subscript):
-        return Literal[ast.literal_eval(node.slice)]
-    return {"bool": bool, "int": int, "float": float, "str": str}[ast.unparse(node)]
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    lines = (line for each in classes if each.name == "Flags" for line in each.body)
+    found: dict[str, OwnFlag] = {}
+    for line in lines:
+        if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Call):
+            facts = {fact.arg or "": _value(fact.value) for fact in line.value.keywords}
+            declare = partial(flag, *map(_value, line.value.args), **facts)
+            found[ast.unparse(line.target)] = (ast.unparse(line.annotation), declare)
+    return found
 
 
 def _value(node: ast.expr) -> Any:

@@ -210,12 +210,12 @@ class Common:
 
 def _own_flags() -> list[tuple[str, Any, Any]]:
     """Return the flags that components declare in their own files: names, types and fields."""
-    declare = {"learner": _learner, "network": _learner, "data": _data, "strategy": _distribution}
+    groups = {"network": "learner", "strategy": "distribution"}
     found = {}
     for kind in registry.KINDS:
         for component in registry.known(kind).values():
-            for name, own in component.flags.items():
-                found[name] = (name, own.type, declare[kind](*own.arguments, **own.facts))
+            for name, (of, declare) in component.flags.items():
+                found[name] = (name, of, declare(group=groups.get(kind, kind)))
     return list(found.values())
 
 

@@ -1,8 +1,9 @@
 """Check a user's own data before a learner uses the data; report a fault in one line."""
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
+from datasets.generators import LOCK, begin, kept, seed_of, state
 from datasets.registry import FLAG, DataSet
 from datasets.tasks import Task
 from datasets.theirs import calling
@@ -28,15 +30,17 @@ def form_of(task: Task) -> Form:
 
 @dataclass
 class Checked:
-    """Make tasks with ``make``, convert and check them; a :class:`DataError` names the bad task.
+    """Make tasks of a user's own ``episodes``; convert and check them. An error names the bad task.
 
     Floats become ``dtype``. Images of bytes (uint8 ``[B, E, C, H, W]``) are divided by 255 and
-    become ``dtype``, too. All other integers become int64.
+    become ``dtype``, too. All other integers become int64. If the code draws from the global
+    generators, the task's address seeds them: from the first draw on, tasks are made one by one.
     """
 
-    make: Callable[[Tensor], Any]
+    episodes: Episodes
     known: DataSet
-    where: str  # how messages name tasks: "test task{} of seed 0"
+    split: str
+    seed: int
     dtype: torch.dtype
     form: Form | None = None  # the form that all tasks must have; None: that of task 0
     classes: int | None = None  # integer labels must be below this; None: any labels
@@ -47,21 +51,34 @@ class Checked:
 
     def __call__(self, ids: Tensor) -> Any:
         """Return the tasks with these ids, int64 ``[B]``."""
-        try:
-            return self._made(ids)
-        except DataError:
-            # Make the tasks one by one to name the bad task. If each is good, the batch is bad.
-            for one in ids.split(1) if len(ids) > 1 else ():
-                self._made(one)
-            raise
+        with LOCK, kept():
+            if len(ids) < 2:
+                return self._made(ids)
+            fault = None
+            if not self.episodes.draws:
+                try:
+                    made = self._made(ids)
+                    if not self.episodes.draws:
+                        return made
+                except DataError as error:
+                    fault = error
+            each = [self._made(one) for one in ids.split(1)]  # also to name the bad task
+        if fault and not self.episodes.draws:
+            raise fault  # each task is good, so the batch is bad
+        return _joined(each)
 
     def _made(self, ids: Tensor) -> Any:
         with calling(data=self.known):
+            first = int(ids[0]) % (self.episodes.one_pass or 2**63) if len(ids) else 0
+            begin(seed_of(self.seed, "task", first, self.split))
+            before = state()
             try:
-                made = self.make(ids)
+                made: Any = self.episodes.tasks(ids)
             except Exception as error:
                 error.add_note(self._named(ids))
                 raise
+        if state() != before:
+            vars(self.episodes)["draws"] = True  # also where an author's class is frozen
         if not isinstance(made, list):
             return self._looked_at(made, ids)
         # In a list, the sets of tasks may have any sizes.
@@ -89,7 +106,7 @@ class Checked:
 
     def _named(self, ids: Tensor) -> str:
         listed = ", ".join(map(str, ids.tolist()))
-        return self.where.format(f" {listed}" if len(ids) == 1 else f"s {listed}")
+        return f"{self.split} task{'s' * (len(ids) != 1)} {listed} of seed {self.seed}"
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         part = part.detach()  # tasks are data: no gradient flows into what made them
@@ -116,6 +133,16 @@ class Checked:
                 first = _of(dtype, [str(len(part)), "E", *map(str, sizes)])
                 return f"{name} is {_of(part.dtype, part.shape)}; that of the first task is {first}"
         return ""
+
+
+def _joined(made: list[Any]) -> Any:
+    """Join batches or lists of one task each: a batch if they are batches of one size."""
+    listed = [one if isinstance(one, list) else [one] for one in made]
+    each = list(itertools.chain.from_iterable(listed))
+    same = len({tuple(part.shape for part in one) for one in each}) == 1
+    if any(isinstance(one, list) for one in made) or not same:
+        return each
+    return Task(*map(torch.cat, zip(*each, strict=True)))
 
 
 def _wrong_sets(made: Task, count: int) -> str:

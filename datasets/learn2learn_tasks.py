@@ -1,6 +1,6 @@
 """Tasks of learn2learn: a ``Taskset`` (called ``TaskDataset`` before) as addressable episodes.
 
-learn2learn draws a task from the global generators, which :mod:`datasets.seeded` seeds. This
+learn2learn draws a task from the global generators, which :mod:`datasets.checked` seeds. This
 module bypasses learn2learn's memory of drawn tasks, because it depends on the order of the draws.
 Nothing here imports learn2learn: code that returns a Taskset has already imported it.
 """

@@ -26,7 +26,6 @@ from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.paths import default_data_root
 from datasets.registry import FLAG, DataSet, find
-from datasets.seeded import Seeded
 from datasets.tasks import Task
 from datasets.theirs import calling
 
@@ -144,8 +143,7 @@ def open_episodes(
     if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
         return found
     if isinstance(found, Episodes):
-        where = f"{split} task{{}} of seed {seed}"
-        make = Checked(Seeded(found, seed, split), known, where, dtype, form, classes)
+        make = Checked(found, known, split, seed, dtype, form, classes)
         return found.remade(make, split=split)
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")

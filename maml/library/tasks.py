@@ -14,7 +14,6 @@ from datasets.errors import DataError
 from datasets.learn2learn_tasks import Tasksets, is_taskset
 from datasets.opening import image_classes, options_of
 from datasets.registry import DataSet
-from datasets.seeded import Seeded
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.library import inputs
@@ -134,8 +133,7 @@ def _at_hand(data: Any, task: dict[str, Any], options: dict[str, Any]) -> Episod
     if is_taskset(data):
         seed, dtype = task.pop("seed"), options.get("dtype", torch.float32)
         drawn = Tasksets(data, "a Taskset", "train", **task)
-        make = Seeded(drawn, seed, "train")
-        return drawn.remade(Checked(make, DataSet("a Taskset", "", ""), "task{}", dtype))
+        return drawn.remade(Checked(drawn, DataSet("a Taskset", ""), "train", seed, dtype))
     raise UserError(
         f"data is a {type(data).__name__}; give the name of a data set, {{class: images}}, a "
         'Taskset of learn2learn, or "folder" with data_root=… for files'

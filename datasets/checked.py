@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.generators import LOCK, begin, kept, seed_of, state
@@ -160,10 +159,8 @@ def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"
 
 
-def shared_classes(data: str, splits: Sequence[Episodes], new: str = "classes") -> str:
+def shared_classes(data: str, splits: Sequence[Episodes], new: str) -> str:
     """Return a warning if a split of a user's own data has classes of an earlier split, or ""."""
-    if not is_theirs(data):
-        return ""
     said: list[str] = []
     met: dict[bytes, str] = {}  # a digest of images, to the first split that has them
     for episodes in splits:

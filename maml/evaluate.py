@@ -27,7 +27,7 @@ from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of, load_best
 from maml.evaluation.scores import (
     check_headline,
-    check_own_tasks,
+    check_own_data,
     evaluate,
     no_answers,
     summary,
@@ -154,7 +154,8 @@ class RunEvaluator:
                 f"{self._of_run.ways} classes apart"
             )
         _say(check_headline(worker, options.split, self.transductive, "--non-transductive"))
-        _say("\n".join(check_own_tasks(worker, [options.split], trains=False)))
+        for line in check_own_data(worker, [options.split], trains=False):
+            _say(line)
         asked = ("data", "ways", "shots", "eval_queries", "eval_inner_steps")
         self._question = {
             "transductive": self.transductive,

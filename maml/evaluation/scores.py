@@ -32,25 +32,19 @@ def there_are(tasks: int, worker: Worker, split: str) -> int:
     return min(tasks, worker.evaluation(split).one_pass or tasks)
 
 
-def same_classes(worker: Worker, splits: Sequence[str]) -> str:
-    """Return a warning if ``splits`` share classes with training or with each other, else ""."""
-    config = worker.config
-    new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
-    opened = [worker.training, *map(worker.evaluation, splits)]
-    return shared_classes(config.data, opened, new)
+def check_own_data(worker: Worker, splits: Sequence[str], *, trains: bool) -> list[str]:
+    """Return warnings about a user's own data, in training and in ``splits``.
 
-
-def check_own_tasks(worker: Worker, splits: Sequence[str], *, trains: bool) -> list[str]:
-    """Return warnings about task 0 of a user's own `Episodes`, in training and in ``splits``.
-
-    It should be another one than in training, and of the sizes that the flags say. Raise UserError
-    if it differs at each call.
+    Splits should share no class. Task 0 of `Episodes` should be another one than in training, and
+    of the sizes that the flags say. Raise UserError if it differs at each call.
     """
-    config, trained, same, others = worker.config, list[Any](), list[str](), list[str]()
+    config, lines, same, trained = worker.config, list[str](), list[str](), list[Any]()
+    if not is_theirs(config.data):
+        return []
     opened = [(worker.training, *training_task(config), config.queries)] if trains else []
     for split in splits:
         opened.append((worker.evaluation(split), config.ways, config.shots, config.eval_queries))
-    for episodes, *sizes in opened if is_theirs(config.data) else ():
+    for episodes, *sizes in opened:
         if isinstance(episodes, (Acting, Batches, FewShotImages)):
             continue  # the tasks are ours
         what = f"--data {config.data}: {episodes.split} task 0"
@@ -63,13 +57,14 @@ def check_own_tasks(worker: Worker, splits: Sequence[str], *, trains: bool) -> l
             trained = bits
         elif bits[:2] == trained[:2] and task.support_x.numel():  # queries may differ in number
             same.append(episodes.split)
-        if not isinstance(made, list) and (other := _other_sizes(task, *sizes)):
-            others.append(f"warning: {what} has {other}")
+        if not lines and not isinstance(made, list) and (other := _other_sizes(task, *sizes)):
+            lines = [f"warning: {what} has {other}"]
     if same:
         line = f"task 0 of {' and '.join(same)} has the support set of train task 0, bit for bit"
         nothing = "the results there say nothing about new tasks"
-        others.insert(0, f"warning: --data {config.data}: {line}: {nothing}")
-    return others[: 1 + bool(same)]
+        lines.insert(0, f"warning: --data {config.data}: {line}: {nothing}")
+    new = "images" if registry.learner(config.learner).tasks == "batches" else "classes"
+    return [shared_classes(config.data, [episodes for episodes, *_ in opened], new), *lines]
 
 
 def _bits(made: Any) -> list[Any]:

@@ -11,12 +11,7 @@ from datasets.locks import HeldError, Lock
 from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
-from maml.evaluation.scores import (
-    check_answers,
-    check_headline,
-    check_own_tasks,
-    same_classes,
-)
+from maml.evaluation.scores import check_answers, check_headline, check_own_data
 from maml.learners.data import class_names
 from maml.processes.setup import choose_device, init_process
 from maml.processes.world import World
@@ -57,9 +52,8 @@ class Setup:
             self.worker.evaluation(split)
             line = check_headline(self.worker, split, config.transductive, "--no-transductive")
             self.lines.append(line)
-        learner = self.worker.learner
-        self.lines += [check_answers(learner), same_classes(self.worker, splits)]
-        self.lines += check_own_tasks(self.worker, splits, trains=True)
+        self.lines.append(check_answers(self.worker.learner))
+        self.lines += check_own_data(self.worker, splits, trains=True)
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]

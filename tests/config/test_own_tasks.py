@@ -13,7 +13,7 @@ from maml.config import Config
 from maml.config.cli import parse
 from maml.errors import UserError
 from maml.evaluate import main as evaluate
-from maml.evaluation.scores import check_own_tasks
+from maml.evaluation.scores import check_own_data
 from maml.learners import build_learner
 from maml.run.files import read_rows
 from maml.trainer import Trainer
@@ -187,9 +187,9 @@ def test_task_0_depends_on_its_address_and_has_the_sizes_that_the_flags_say(own:
     fits = [f"{own}:images", "--shots", "2", "--queries", "2", "--eval-queries", "2"]
     for more, says in (fits, []), ([*fits, "--shots", "3"], ["5-way 3-shot, 2 queries per class"]):
         worker = Worker(parse([*words, *more]), torch.device("cpu"))
-        same, *sizes = check_own_tasks(worker, ["validation", "test"], trains=True)
+        _, same, *sizes = check_own_data(worker, ["validation", "test"], trains=True)
         assert ": task 0 of validation and test has the support set of train task 0" in same
-        for found in sizes, check_own_tasks(worker, ["test"], trains=False):
+        for found in sizes, check_own_data(worker, ["test"], trains=False)[1:]:
             assert [line.split(" the flags say ")[1].split(":")[0] for line in found] == says
             assert all("has 5 classes, 10 support and 10 query examp" in line for line in found)
 

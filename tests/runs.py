@@ -2,13 +2,16 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from maml.config import FLAGS, Config
 from maml.config.presets import PRESETS, spelled, with_values
+from maml.errors import UserError
 from maml.params import Params
 from maml.run import checkpoint
 from maml.run.files import read_rows
@@ -74,6 +77,14 @@ def result(run_dir: Path) -> dict[str, Any]:
     """Return a run's result.json."""
     content: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     return content
+
+
+def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """Return the message of the error that a call raises, which is one line."""
+    with pytest.raises(UserError) as caught:
+        call(*arguments, **options)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
 
 
 def same(a: Any, b: Any) -> bool:

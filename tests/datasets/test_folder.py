@@ -13,6 +13,7 @@ from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
 from datasets.episodes import SPLITS
 from datasets.folder import read_images
+from tests.runs import refused
 
 SIZE = 12
 
@@ -42,14 +43,6 @@ def open_them(root: Path, split: str = "train", *, size: int = SIZE, mode: str =
     request |= {name: more.pop(name) for name in list(more) if name in request}
     found = folder.open_classes(split, data_root=root, image_size=size, image_mode=mode, **more)
     return FewShotImages(found, split=split, **request)
-
-
-def refused(root: Path, split: str = "train", **options) -> str:
-    with pytest.raises(DataError) as caught:
-        open_them(root, split, **options)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def of_split(root: Path, split: str, **options) -> set[str]:
@@ -186,7 +179,7 @@ def test_damaged_images_are_named(tmp_path):
     # The file does not say how many of 16 bits it uses: scaled, 12-bit images would be black.
     deep = np.full((SIZE, SIZE), 4095, np.uint16)
     Image.fromarray(deep).save(root / "b" / "deep.png")
-    message = refused(root, split_fractions="1,0,0")
+    message = refused(open_them, root, split_fractions="1,0,0")
     assert message.startswith("4 of 83 images cannot be decoded: ")
     assert f"{root}/a/3.png (not an image that Pillow knows); " in message
     assert f"{root}/b/deep.png (more than 8 bits a pixel, of an unknown range" in message
@@ -194,9 +187,9 @@ def test_damaged_images_are_named(tmp_path):
     assert f"{root}/b/photo.jpg (" in message and "truncated" in message
     for number in range(9):
         (root / "a" / f"{number}.png").write_bytes(b"")
-    assert "; and 7 more: repair" in refused(root, split_fractions="1,0,0")
+    assert "; and 7 more: repair" in refused(open_them, root, split_fractions="1,0,0")
     (root / "a" / "a\nb.png").write_bytes(b"")
-    assert "/a\\nb.png'" in refused(root, split_fractions="1,0,0")
+    assert "/a\\nb.png'" in refused(open_them, root, split_fractions="1,0,0")
     # No partly built file is left behind.
     assert not cached_files()
 
@@ -231,7 +224,8 @@ def test_mistakes_are_one_line(tmp_path, counts, asked, says):
         if not count and name != "a/none":
             (root / name).mkdir(parents=True)
             (root / name / "README.txt").write_text("to do")
-    assert says in refused(root / "a" / "none" if "a/none" in counts else root, **asked)
+    opened = root / "a" / "none" if "a/none" in counts else root
+    assert says in refused(open_them, opened, **asked)
 
 
 # ---- to predict with -------------------------------------------------------------------------

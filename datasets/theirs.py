@@ -165,21 +165,13 @@ def calling(**components: Component) -> Iterator[None]:
         theirs = {f"--{kind}": each for kind, each in components.items() if each.is_theirs}
         if not theirs:
             raise
-        blamed = _where_it_happened(error, theirs) or theirs
+        places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        here = ({f: c for f, c in theirs.items() if _is_in(at, _files(c))} for at in places[::-1])
+        # The component whose file raised the error; several if they share the file, or all.
+        blamed = next(filter(None, here), theirs)
         names = " or ".join(f"{flag} {each.name}" for flag, each in blamed.items())
         files = set().union(*map(_files, blamed.values()))
         raise DataError(f"{names}: {described(error, files)}") from error
-
-
-def _where_it_happened(
-    error: BaseException, components: Mapping[str, Component]
-) -> dict[str, Component]:
-    """Return the component whose file raised the error; several if they share the file, or none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = frame.filename
-        if here := {flag: c for flag, c in components.items() if _is_in(file, _files(c))}:
-            return here
-    return {}
 
 
 def files_of(component: Component) -> dict[str, str]:

@@ -98,7 +98,7 @@ DAMAGES = {
     "another array, sealed": (lambda whole: seal(npy(VALUES.T)), r"holds uint8 \[4, 6\]"),
     "another type, sealed": (lambda whole: seal(npy(VALUES.astype(np.int8))), "holds int8"),
     "written before there were digests": (lambda whole: npy(VALUES), "by an earlier version"),
-    "one bit of the array": (lambda whole: whole[:140] + b"\xff" + whole[141:], "is damaged"),
+    "one byte of the array": (lambda whole: whole[:140] + b"\xff" + whole[141:], "is damaged"),
 }
 
 
@@ -108,31 +108,25 @@ def npy(array: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, capfd):
+def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, capfd, monkeypatch):
+    """No flipped bit and no cut is overlooked."""
+    monkeypatch.setattr("datasets.whole.BLOCK", 50)
     path = empty_cache / "x" / "a.npy"
     cached("x/a.npy", SHAPE, chunks)
     whole = path.read_bytes()
-    for spoil, reason in DAMAGES.values():
-        path.write_bytes(spoil(whole))
+    damages = [(spoil(whole), reason) for spoil, reason in DAMAGES.values()]
+    damages += [(whole[:size], "it") for size in range(1, len(whole), 7)]
+    for bit in np.random.default_rng(2).choice(8 * len(whole), 50, replace=False):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        damages.append((flipped, "it"))
+    for damaged, reason in damages:
+        path.write_bytes(damaged)
+        cache._checked.clear()  # a clock may be too coarse to tell the two files apart
         assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
         assert path.read_bytes() == whole
         (line,) = capfd.readouterr().err.splitlines()
         assert re.fullmatch(rf"{path}: .*({reason}).*; it is built anew", line)
-
-
-def test_no_flipped_bit_and_no_cut_is_overlooked(empty_cache, monkeypatch):
-    monkeypatch.setattr("datasets.whole.BLOCK", 50)
-    cached("x/a.npy", SHAPE, chunks)
-    path = empty_cache / "x" / "a.npy"
-    whole = path.read_bytes()
-    damages = [whole[:size] for size in range(1, len(whole), 7)]
-    for bit in np.random.default_rng(2).choice(8 * len(whole), 50, replace=False):
-        damages.append(bytearray(whole))
-        damages[-1][bit // 8] ^= 1 << bit % 8
-    for damaged in damages:
-        path.write_bytes(damaged)
-        with pytest.raises(DataError, match=f"^{path}: it"):
-            cache._map_checked(path, SHAPE)
 
 
 def broken():

@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from datasets import addresses
 from datasets.episodes import SPLITS, ImageClasses
 from datasets.errors import DataError
 from datasets.flags import flag
-from datasets.image_files import Decoder, Mode, Pixels, cached_images, in_folder, look, shown
+from datasets.image_files import Decoder, Mode, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
 
 COMPONENTS = {
@@ -60,14 +60,6 @@ _FORMS = "the whole folder must hold <class>/*, or train/<class>/*, val/<class>/
 _SEED = 2016
 
 Classes: TypeAlias = dict[str, list[str]]  # a class's path below the folder, to the class's images
-
-
-class FolderImages(NamedTuple):
-    """The images of a folder, decoded, class by class."""
-
-    pixels: Pixels  # uint8 [n, H, W] or [n, H, W, 3]
-    labels: list[str]  # the class of each image; "" if the folder holds only images
-    files: list[str]  # the path of each image
 
 
 def image_shape(
@@ -118,25 +110,24 @@ def own_name(name: str) -> str:
     return rest if rest and split in _SPLIT_OF else name
 
 
-def read_images(place: Path | str, size: int, mode: Mode) -> FolderImages:
-    """Decode a folder of classes, a folder of images, or one file. Cache nothing."""
+def list_images(place: Path | str) -> list[tuple[str, str]]:
+    """Return each image of a folder of classes, a folder of images, or one file: path and class.
+
+    The class is "" if there are only images.
+    """
     root = Path(os.path.expanduser(place)).absolute()
     if root.is_file():
-        root, classes = root.parent, {"": [root.name]}
-    else:
-        top = look(root)
-        if top.images and top.folders:
-            raise DataError(
-                f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
-                f"({shown(top.folders[0])}); let it hold one or the other"
-            )
-        classes = _classes(root, "", top.folders or [""])
-    images = list(itertools.chain.from_iterable(classes.values()))
-    pixels = np.concatenate(list(in_folder(root, images, Decoder(size, mode).file).chunks()))
+        return [(str(root), "")]
+    top = look(root)
+    if top.images and top.folders:
+        raise DataError(
+            f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
+            f"({shown(top.folders[0])}); let it hold one or the other"
+        )
+    classes = _classes(root, "", top.folders or [""])
     # A disk may encode accents in another form.
     names = {name: unicodedata.normalize("NFC", name) for name in classes}
-    labels = [names[name] for name, some in classes.items() for _ in some]
-    return FolderImages(pixels, labels, [str(root / image) for image in images])
+    return [(str(root / image), names[name]) for name, some in classes.items() for image in some]
 
 
 def _divided(

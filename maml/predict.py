@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from datasets.folder import FolderImages, read_images
-from datasets.image_files import as_in, shown
+from datasets.folder import list_images
+from datasets.image_files import shown
 from datasets.words import counted
 from maml.config.parser import Parser, add_iteration, add_trust, at_least
 from maml.errors import UserError
 from maml.library.fast_module import BatchStatistics
-from maml.library.model import Model, load
+from maml.library.model import load
 from maml.processes.program import run_program
 
 
@@ -26,11 +26,15 @@ def main(arguments: list[str]) -> int:
     """Adapt to the support folder, and print a line for each image of the query folder."""
     options = _parse(arguments)
     model = load(options.run_dir, options.iteration, options.device, trust=options.trust)
-    support, query = (_read(model, folder) for folder in (options.support, options.query))
-    classes = list(dict.fromkeys(support.labels))
+    if model.image_shape is None or not model.learner.contents.pixels:
+        raise UserError(f"a model of --data {model.config.data} takes no pictures")
+    (known, labels), (asked, truths) = (
+        zip(*list_images(place), strict=True) for place in (options.support, options.query)
+    )
+    classes = list(dict.fromkeys(labels))
     if classes == [""]:
         raise UserError(f"--support {options.support}: needs a folder for each class")
-    if strange := [n for n in query.labels if n and n not in classes]:
+    if strange := [n for n in truths if n and n not in classes]:
         raise UserError(
             f"--query {options.query}: class {strange[0]} is not among those of --support: "
             f"{', '.join(classes)}"
@@ -40,14 +44,14 @@ def main(arguments: list[str]) -> int:
             f"--support {options.support}: {counted(len(classes), 'class', 'classes')}; "
             f"the model tells {model.ways} apart"
         )
-    adapted = model.adapt(support.pixels, support.labels, options.steps)
-    answers = adapted.predict(query.pixels, options.batch_statistics).tolist()
-    right = 0
-    for path, truth, probabilities in zip(query.files, query.labels, answers, strict=True):
+    adapted = model.adapt(model.examples(known, "--support"), labels, options.steps)
+    x = model.examples(asked, "--query")
+    right, answers = 0, adapted.predict(x, options.batch_statistics).tolist()
+    for path, truth, probabilities in zip(asked, truths, answers, strict=True):
         found, probability = max(zip(classes, probabilities, strict=True), key=lambda of: of[1])
         right += found == truth
         print(f"{shown(path)}\t{shown(found)}\t{probability:.4f}")
-    if query.labels[0]:
+    if truths[0]:
         print(f"accuracy {100 * right / len(answers):.2f} % of {counted(len(answers), 'image')}")
     return 0
 
@@ -72,14 +76,6 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add_trust(parser, "the run's config.yaml")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:N or auto (default)")
     return parser.parse_args(arguments)
-
-
-def _read(model: Model, place: Path) -> FolderImages:
-    shape = model.image_shape
-    if shape is None or shape[1] != shape[2]:
-        raise UserError(f"a model of --data {model.config.data} takes no pictures")
-    found = read_images(place, shape[1], "rgb" if shape[0] == 3 else "grey")
-    return found._replace(pixels=as_in(model.config.data, found.pixels))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import maml
 from datasets.errors import DataError
-from datasets.folder import read_images
+from datasets.folder import list_images
+from datasets.image_files import Decoder
 from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml import predict
@@ -176,14 +177,15 @@ def test_a_model_of_a_user_s_own_folder(tmp_path: Path) -> None:
         assert evaluation.main([str(tmp_path / "run"), *options]) == 0
     mine, others = read_rows(tmp_path / "run/evaluations.jsonl")
     assert mine["images"] != others["images"]
-    found = read_images(tmp_path / "mine" / "test", 32, "rgb")
-    files = [Image.open(path) for path in found.files]
-    arrays, labels = found.pixels, list("cccddd")
+    paths, labels = zip(*list_images(tmp_path / "mine" / "test"), strict=True)
+    files = [Image.open(path) for path in paths]
+    assert labels == tuple("cccddd")
+    arrays = np.stack([Decoder(32, "rgb").file(Image.open(path)) for path in paths])
     expected = model.adapt(arrays, labels).predict(arrays)
     floats = torch.from_numpy(arrays).permute(0, 3, 1, 2) / 255
     assert torch.equal(model.adapt(files, labels).predict(floats), expected)
     # Paths are taken, too, also a single one.
-    adapted = model.adapt(found.files, labels)
+    adapted = model.adapt(paths, labels)
     assert torch.allclose(adapted.predict(Path(files[4].filename)), expected[4:5], atol=1e-6)
     assert torch.equal(adapted.predict(files), expected)
     with pytest.raises(maml.UserError, match=r"the model takes \[n, 32, 32, 3\] \(PIL"):

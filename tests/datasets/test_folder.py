@@ -12,7 +12,8 @@ from PIL import Image
 from datasets import DataError, FewShotImages, folder
 from datasets.cache import cache_root
 from datasets.episodes import SPLITS
-from datasets.folder import read_images
+from datasets.folder import list_images
+from datasets.image_files import Decoder
 from tests.runs import refused
 
 SIZE = 12
@@ -130,9 +131,8 @@ def test_what_changed_is_decoded_again_and_nothing_else(tmp_path, monkeypatch):
 def pixels(folder: Path, image: Image.Image, mode: str = "grey", ending: str = "png", **how):
     path = folder / f"a.{ending}"
     image.save(path, **how)
-    found, _, files = read_images(path, SIZE, mode)
-    assert files == [str(path)]
-    return found[0]
+    assert list_images(path) == [(str(path), "")]
+    return Decoder(SIZE, mode).file(Image.open(path))
 
 
 def test_proportions_are_kept_and_the_longer_side_is_cut_on_both_ends(tmp_path):
@@ -234,14 +234,12 @@ def test_mistakes_are_one_line(tmp_path, counts, asked, says):
 def test_images_without_classes_to_predict(tmp_path):
     for i in range(40):
         shade(tmp_path / "queries" / f"{i:02}.png", i)
-    found = read_images(str(tmp_path / "queries"), 6, "grey")
-    assert found.labels == 40 * [""]
-    assert (found.pixels == np.arange(40)[:, None, None]).all()
-    assert [Path(name).name for name in found.files][:2] == ["00.png", "01.png"]
+    paths = [str(tmp_path / "queries" / f"{i:02}.png") for i in range(40)]
+    assert list_images(str(tmp_path / "queries")) == [(path, "") for path in paths]
     shade(tmp_path / "queries" / "class" / "a.png", 1)
     with pytest.raises(DataError, match=r"holds images \(00.png\) and folders \(class\)"):
-        read_images(tmp_path / "queries", 6, "grey")
+        list_images(tmp_path / "queries")
     shade(tmp_path / "named" / "e\u0301" / "a.png", 1)
-    assert read_images(tmp_path / "named", 6, "grey").labels == ["\u00e9"]
+    assert list_images(tmp_path / "named")[0][1] == "\u00e9"
     with pytest.raises(DataError, match="~no-such/x: cannot be read"):
-        read_images("~no-such/x", 6, "grey")
+        list_images("~no-such/x")

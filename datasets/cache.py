@@ -1,8 +1,8 @@
-"""Keep decoded arrays on disk, and build each array once.
+"""Keep decoded arrays, and other files, in a folder on disk, and build each of them once.
 
-When many workers want the same array, one worker builds it under a file lock and renames it into
-place; the others wait and map it. A crash, a full disk or a kill leaves at most a temporary file.
-The next builder removes that file. A digest detects later damage; then the array is built again.
+When many workers want the same file, one worker builds it under a file lock and renames it into
+place; the others wait and open it. A crash, a full disk or a kill leaves at most a temporary file.
+The next builder removes that file. A digest detects later damage; then the file is built again.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ LIMIT_S = 3600.0
 
 Chunks = Iterable[NDArray[np.uint8]]
 Mapped: TypeAlias = "np.memmap[Any, np.dtype[np.uint8]]"
+Opened = TypeVar("Opened")
 
 _checked: set[tuple[Path, int, int, int]] = set()  # (path, inode, size, ctime) that passed
 
@@ -39,29 +40,44 @@ def cached(
     ``build`` pass through. In both cases no part of the array is left behind.
     """
     path = cache_root() / name
-    with contextlib.suppress(DataError):
-        return _map_checked(path, shape)
+
+    def write() -> None:
+        if title:
+            # Print this before build(), because build() may take most of the time.
+            print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
+        _write(path, shape, build(), title)
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with Lock(Path(f"{path}.lock")).held(limit=LIMIT_S) as alone:
-            # Another process may have built it while this one waited for the lock.
-            try:
-                return _map_checked(path, shape)
-            except DataError as error:
-                if path.exists():
-                    print(f"{error}; it is built anew", file=sys.stderr, flush=True)
-            if alone:
-                whole.sweep(path)
-            if title:
-                # Print this before build(), because build() may take most of the time.
-                print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
-            _write(path, shape, build(), title)
+        return built_once(path, lambda: _map_checked(path, shape), write, "built anew")
     except OSError as error:
         raise DataError(
             f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
             "or set $MAML_CACHE to a folder that can be written"
         ) from error
-    return _map_checked(path, shape)
+
+
+def built_once(
+    path: Path, opened: Callable[[], Opened], build: Callable[[], None], how: str
+) -> Opened:
+    """Return what ``opened`` makes of a file; one process builds a missing or damaged file.
+
+    ``opened`` raises ``OSError`` or ``ValueError`` then, and a line says ``how`` it is mended.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return opened()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Lock(Path(f"{path}.lock")).held(limit=LIMIT_S) as alone:
+        # Another process may have built it while this one waited for the lock.
+        try:
+            return opened()
+        except (OSError, ValueError) as error:
+            if path.exists():
+                reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{path}: ")
+                print(f"{path}: {reason}; it is {how}", file=sys.stderr, flush=True)
+        if alone:
+            whole.sweep(path)
+        build()
+    return opened()
 
 
 def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:

@@ -7,7 +7,6 @@ A file's name is a hash of the sources, the options, the compiler with its versi
 the processor. ``$MAML_KERNEL_FLAGS`` adds options of the compiler (`launch/sanitize`).
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -20,7 +19,7 @@ import sys
 from pathlib import Path
 
 from datasets import whole
-from datasets.locks import Lock
+from datasets.cache import built_once
 from datasets.paths import cache_root
 
 FOLDER = Path(__file__).with_name("src")
@@ -79,39 +78,26 @@ def load() -> ctypes.CDLL | None:
         return _from_cache(compiler, cache_root() / "kernels" / f"convnet-{_identity(compiler)}.so")
     except subprocess.CalledProcessError as error:
         _failures.append(f"{compiler}: {error.stderr.strip()[:200] or 'failed'}")
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         _failures.append(str(error))
     return None
 
 
 def _from_cache(compiler: str, path: Path) -> ctypes.CDLL:
     """Return the library at ``path``; compile it if the file is missing or damaged."""
-    with contextlib.suppress(OSError):
-        return _open(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with Lock(Path(f"{path}.lock")).held() as alone:
-        try:
-            return _open(path)
-        except FileNotFoundError:
-            line = "compiling the kernels for this processor: about half a minute, once"
-        except OSError as error:
-            reason = error.strerror or str(error).removeprefix(f"{path}: ")
-            line = f"{path}: {reason}; it is compiled anew: about half a minute"
-        # One process of a host compiles, and says so; the others wait.
-        print(line, file=sys.stderr, flush=True)
-        if alone:
-            whole.sweep(path)
-        _compile(compiler, path)
-    return _open(path)
 
-
-def _open(path: Path) -> ctypes.CDLL:
-    """Load a library from the cache. Raise ``OSError`` if the file is damaged or does not load."""
-    try:
+    def opened() -> ctypes.CDLL:
         whole.unseal(path.read_bytes())
-    except ValueError as error:
-        raise OSError(str(error)) from error
-    return _declare(ctypes.CDLL(str(path)))
+        return _declare(ctypes.CDLL(str(path)))
+
+    def build() -> None:
+        # One process of a host compiles, and says so; the others wait.
+        if not path.exists():
+            line = "compiling the kernels for this processor: about half a minute, once"
+            print(line, file=sys.stderr, flush=True)
+        _compile(compiler, path)
+
+    return built_once(path, opened, build, "compiled anew: about half a minute")
 
 
 def lanes(element_size: int) -> int | None:

@@ -44,19 +44,15 @@ class _Dtype:
     __slots__ = ("code", "order")
 
     def __init__(self, code: Any, *_options: Any) -> None:
-        self.code, self.order = _text(code), "="
+        self.code, self.order = str(code), "="
         if self.code[:1] not in tuple("biuf") or self.code[1:] not in ("1", "2", "4", "8"):
             raise ValueError(f"arrays of {self.code!r} are not read")
 
     def __setstate__(self, state: Any) -> None:
         # (version, byte order, …). Only dtypes that are refused use the rest.
-        self.order = _text(state[1])
+        self.order = state[1]
         if self.order not in ("|", "<", ">", "="):
             raise ValueError(f"the byte order {self.order!r} is not known")
-
-
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
 _NAMES: Final[dict[tuple[str, str], Any]] = {
@@ -80,13 +76,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read(path: Path) -> Any:
-    """Return plain values, containers and inputs of :func:`array`, or raise :class:`DataError`.
-
-    Python 2 wrote the keys of dictionaries as bytes. On the first two levels they become strings.
-    """
+    """Return plain values, containers and inputs of :func:`array`, or raise :class:`DataError`."""
     try:
         with open(path, "rb") as file:
-            return _named(_Unpickler(file, encoding="bytes").load(), 2)
+            return _Unpickler(file, encoding="latin-1").load()  # the strings of Python 2
     # Damaged or hostile bytes raise errors of every kind, here or in Python's unpickler.
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -94,12 +87,6 @@ def read(path: Path) -> Any:
             f"{path}: not a pickle of arrays and plain values ({reason}); nothing in it was run; "
             "fetch it again from where you trust it"
         ) from error
-
-
-def _named(found: Any, levels: int) -> Any:
-    if not levels or not isinstance(found, dict):
-        return found
-    return {_text(key): _named(value, levels - 1) for key, value in found.items()}
 
 
 def array(found: Any) -> NDArray[Any]:

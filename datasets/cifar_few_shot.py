@@ -14,7 +14,6 @@ COMPONENTS = {
     "cifarfs": {
         "help": "CIFAR-100 in colour, 600 images of each class, 64/16/20 classes",
         "episodes": "open_classes",
-        "classes": "list_classes",
         "image_shape": (3, 32, 32),
     },
     "fc100": {
@@ -65,15 +64,9 @@ def labels(name: str, split: str) -> NDArray[np.int64]:
 
 def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:
     """Return the classes of a split of "cifarfs" or "fc100", in order of names, not rotated."""
-    return ImageClasses.of_equal_size(open_images(data_root), labels(name, split), rotate=False)
-
-
-def list_classes(*, name: str, **_unused: object) -> dict[str, list[str]]:
-    """Return the classes of each split of "cifarfs" or "fc100", by CIFAR-100's names."""
-    return {
-        split: [CLASSES[label] for label in labels(name, split)]
-        for split in ("train", *HELD_OUT[name])
-    }
+    rows = labels(name, split)
+    names = [CLASSES[label] for label in rows]
+    return ImageClasses.of_equal_size(open_images(data_root), rows, rotate=False, names=names)
 
 
 def open_images(data_root: Path) -> Mapped:

@@ -107,7 +107,8 @@ class ImageClasses(NamedTuple):
     * ``counts``: int64 ``[c]``, how many images each class has
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
-    * ``names``: the ``c`` names of the classes, for messages; None if the classes have no names
+    * ``names``: the ``c`` names of the classes; None if the classes have no names
+    * ``published``: whether classes and images are those of a published set, which nobody changes
     """
 
     images: NDArray[np.uint8]
@@ -115,16 +116,25 @@ class ImageClasses(NamedTuple):
     counts: NDArray[np.int64]
     rotate: bool
     names: Sequence[str] | None = None
+    published: bool = False
 
     @classmethod
     def of_equal_size(
-        cls, images: NDArray[np.uint8], rows: NDArray[np.int64], *, rotate: bool
+        cls,
+        images: NDArray[np.uint8],
+        rows: NDArray[np.int64],
+        *,
+        rotate: bool,
+        names: Sequence[str] | None = None,
     ) -> ImageClasses:
-        """Return classes ``rows``, int64 ``[c]``, of ``images [classes, n, H, W(, 3)]``, uint8."""
+        """Return published classes ``rows``, int64 ``[c]``, with these names.
+
+        ``images`` is uint8 ``[classes, n, H, W(, 3)]``.
+        """
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
-        return cls(flat, first, np.full_like(first, n), rotate)
+        return cls(flat, first, np.full_like(first, n), rotate, names, published=True)
 
     @classmethod
     def in_order(
@@ -168,7 +178,7 @@ class FewShotImages(Episodes):
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        images, first, counts, self.rotate, self.class_names = found
+        images, first, counts, self.rotate, self.class_names, published = found
         if len(images.shape) not in (3, 4):
             raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
         if self.rotate and images.shape[1] != images.shape[2]:
@@ -190,7 +200,7 @@ class FewShotImages(Episodes):
         self.split, self.seed, self.dtype = split, seed, dtype
         self.ways, self.shots, self.queries = ways, shots, queries
         self.first, self.counts = first, counts
-        if self.class_names is not None:
+        if self.class_names is not None and not published:
             # A disk may encode accents in another form, and names in another encoding than UTF-8.
             listed = unicodedata.normalize("NFC", "\0".join(self.class_names))
             encoded = listed.encode("utf-8", "surrogateescape")
@@ -211,8 +221,8 @@ class FewShotImages(Episodes):
         return Layout(classes, self.first[classes][..., None] + drawings, turns)
 
     def content(self) -> str | None:
-        """Read all pixels and return their digest; None if the classes have no names."""
-        if self.class_names is None:
+        """Read all pixels and return their digest; None if the classes are published ones."""
+        if self.division is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
         found = hashlib.blake2b(shape.encode(), digest_size=8)

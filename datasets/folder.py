@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -29,7 +29,6 @@ COMPONENTS = {
         "help": "your own images: a folder of folders of classes, of any size and number",
         "episodes": "open_classes",
         "image_shape": "image_shape",
-        "classes": "list_classes",
         "own_images": True,
     }
 }
@@ -81,8 +80,8 @@ def open_classes(
 ) -> ImageClasses:
     """Return a split's classes, in the order of names; refuse too few before images are decoded."""
     decoder = Decoder(image_size, image_mode)
-    root, splits = _divided(data_root, split_fractions, {split: ways})
-    images = list(itertools.chain.from_iterable(splits[split].values()))
+    root, classes = _divided(data_root, split_fractions, split, ways)
+    images = list(itertools.chain.from_iterable(classes.values()))
     name = re.sub(r"[^A-Za-z0-9]+", "-", root.name)[:40]
     source = in_folder(root, images, decoder.file)
     array = cached_images(
@@ -92,20 +91,12 @@ def open_classes(
         (len(images), *decoder.shape),
         title=f"decoding {len(images)} images of {shown(root)} ({split})",
     )
-    counts = [len(files) for files in splits[split].values()]
-    return ImageClasses.in_order(array, counts, [*map(shown, splits[split])])
-
-
-def list_classes(
-    *, data_root: Path, ways: Mapping[str, int], split_fractions: str = FRACTIONS, **_unused: object
-) -> dict[str, list[str]]:
-    """Return each split's classes as paths below the folder, or raise :class:`DataError`."""
-    _, splits = _divided(data_root, split_fractions, ways)
-    return {split: [*classes] for split, classes in splits.items()}
+    counts = [len(files) for files in classes.values()]
+    return ImageClasses.in_order(array, counts, [*map(shown, classes)])
 
 
 def own_name(name: str) -> str:
-    """Return a class name of :func:`list_classes` without the folder of its split."""
+    """Return a class name of :func:`open_classes` without the folder of its split."""
     split, _, rest = name.partition("/")
     return rest if rest and split in _SPLIT_OF else name
 
@@ -130,10 +121,8 @@ def list_images(place: Path | str) -> list[tuple[str, str]]:
     return [(str(root / image), names[name]) for name, some in classes.items() for image in some]
 
 
-def _divided(
-    data_root: Path, split_fractions: str, ways: Mapping[str, int]
-) -> tuple[Path, dict[str, Classes]]:
-    """Return the user's folder and each split's classes. A split needs at least its ``ways``."""
+def _divided(data_root: Path, split_fractions: str, split: str, ways: int) -> tuple[Path, Classes]:
+    """Return the user's folder and the split's classes, of which there must be ``ways``."""
     if Path(data_root) == default_data_root():
         raise DataError("--data folder needs --data-root, the folder of your images")
     root = Path(data_root).expanduser().absolute()
@@ -154,19 +143,16 @@ def _divided(
         _check_disjoint(root, itertools.chain.from_iterable(found.values()))
     else:
         found = {
-            split: _classes(root, "", [top[row] for row in rows])
-            for split, rows in _drawn(len(top), split_fractions).items()
+            part: _classes(root, "", [top[row] for row in rows])
+            for part, rows in _drawn(len(top), split_fractions).items()
         }
-    if few := {split: n for split, n in ways.items() if len(found.get(split, ())) < max(n, 1)}:
-        counts = ", ".join(f"{split} {len(classes)}" for split, classes in found.items())
-        of_training = max(few.values()) == ways.get("train") != ways.get("test")
-        flag = "--train-ways" if of_training else "--ways"
+    if len(found.get(split, ())) < max(ways, 1):
+        counts = ", ".join(f"{part} {len(classes)}" for part, classes in found.items())
         raise DataError(
-            f"{flag} {max(few.values())}: too few classes for {' and '.join(few)}; {shown(root)} "
-            f"has {counts}: add classes, or give a smaller --ways (in training: --train-ways) or, "
-            "where the program divides them, other --split-fractions"
+            f"--ways {ways}: too few classes for {split}; {shown(root)} has {counts}: add classes, "
+            "ask for fewer or, where the program divides them, give other --split-fractions"
         )
-    return root, found
+    return root, found[split]
 
 
 def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:

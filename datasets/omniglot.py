@@ -24,7 +24,6 @@ COMPONENTS = {
     "omniglot": {
         "help": "1,623 handwritten characters, 20 drawings each",
         "episodes": "open_classes",
-        "classes": "list_classes",
         "examples": "open_examples",
         "image_shape": (1, 28, 28),
         "ink": True,
@@ -88,19 +87,14 @@ def open_classes(
 ) -> ImageClasses:
     """Return the characters of a split. Tasks rotate them as in the code of MAML or MAML++."""
     classes = split_classes(omniglot_split, split)
+    names = np.array(class_names())[classes].tolist()
     rotate = omniglot_split != "mamlpp" or split == "train"
-    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate)
+    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate, names=names)
 
 
 def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
     """Return the split's drawings of the first ``ways`` training classes."""
     return divide(open_classes("train", **options), split, ways)
-
-
-def list_classes(*, omniglot_split: str = "maml", **_unused: object) -> dict[str, list[str]]:
-    """Return the characters of each split, as ``alphabet/characterNN``."""
-    names, splits = np.array(class_names()), SPLITS[omniglot_split]
-    return {split: names[split_classes(omniglot_split, split)].tolist() for split in splits}
 
 
 def class_names() -> list[str]:

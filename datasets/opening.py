@@ -96,22 +96,6 @@ def _contents_of(task: Task, ways: int, what: str) -> Contents:
     return Contents((c, h, w), classifies, (1, answered), pixels, form_of(task))
 
 
-def list_classes(
-    data: str, data_root: Path | str, *, ways: Mapping[str, int], **options: Any
-) -> dict[str, list[str]] | None:
-    """Return each split's class names, or None if only an opened data set can list them.
-
-    Raise :class:`DataError` if a split has fewer classes than its ``ways``.
-    """
-    known = find(data)
-    if known.classes is None:
-        return None
-    found: dict[str, list[str]] = _function(known, known.classes)(
-        name=known.name, data_root=Path(data_root), ways=ways, **options
-    )
-    return found
-
-
 def open_episodes(
     data: str,
     split: str,

@@ -18,7 +18,6 @@ class DataSet(Component):
     episodes: str | None = None  # the function that opens a split's few-shot tasks
     examples: str | None = None  # the same for ordinary classification
     environments: str | None = None  # the class of the environment to act in
-    classes: str | None = None  # the function that lists classes without opening data
     # (C, H, W) of its images, so that a network can be built before the data set is opened. If the
     # shape depends on fields that the data set reads: a function's name, which is called with them.
     image_shape: tuple[int, int, int] | str | None = None

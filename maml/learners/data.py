@@ -1,4 +1,4 @@
-"""Open what a learner needs of a configuration: data contents, network, tasks, class names."""
+"""Open what a learner needs of a configuration: data contents, network, tasks."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from datasets.checked import Form
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.generators import drawn
-from datasets.opening import Contents, list_classes
+from datasets.opening import Contents
 from maml.config import Config, registry
 from maml.networks import build_network
 
@@ -97,18 +97,3 @@ def few_shot_tasks(
                 if value == getattr(config, f"train_{name}"):
                     said = said.replace(f"--{name} ", f"--train-{name} ")
         raise DataError(said) from error
-
-
-def class_names(config: Config) -> dict[str, list[str]] | None:
-    """Return the class names of each split; None if they are unknown before the data is opened.
-
-    Raise `DataError` if a split that the run reads has too few classes.
-    """
-    if registry.learner(config.learner).tasks != "episodes":
-        return None
-    ways = {"train": training_task(config)[0]}
-    if config.eval_every:
-        ways["validation"] = config.ways
-    if config.test_tasks:
-        ways["test"] = config.ways
-    return list_classes(config.data, ways=ways, **data_options(config))

@@ -164,10 +164,10 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     return begun, line
 
 
-def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
+def met_before(source: str, classes: Mapping[str, Sequence[str]]) -> str:
     """Return a warning if ``source`` learned from classes that are tested here, else "".
 
-    If ``classes`` is None, or no ``classes.json`` is in ``source`` or above, nothing is known: "".
+    If ``classes`` is empty, or no ``classes.json`` is in ``source`` or above, nothing is known: "".
     """
     path = Path(source)
     folders = [path, *path.absolute().parents[:2]]
@@ -175,7 +175,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]] | None) -> str:
     met = set(map(own_name, learned.get("train", ()))).intersection
     shared = " and ".join(
         f"{count} of the {counted(len(names), f'{split} class', f'{split} classes')}"
-        for split, names in (classes or {}).items()
+        for split, names in classes.items()
         if split != "train" and (count := len(met(map(own_name, names))))
     )
     if not shared:

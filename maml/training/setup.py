@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from datasets.components import is_theirs
 from datasets.locks import HeldError, Lock
 from maml.config import Config
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.evaluation.scores import check_answers, check_headline, check_own_data
-from maml.learners.data import class_names
 from maml.processes.setup import choose_device, init_process
 from maml.processes.world import World
 from maml.run import checkpoint, directory
@@ -36,7 +36,6 @@ class Setup:
         self.config = with_values(config, strategy=resolve_strategy(config, self.world))
         init_process(self.config, self.world)
         # List the classes before any image is decoded, because decoding may take long.
-        self.classes = class_names(self.config)
         self.worker = Worker(self.config, choose_device(self.config, self.world))
         self.config = with_values(self.config, batching=self.worker.learner.batching)
         one_pass = self.worker.training.one_pass
@@ -54,6 +53,10 @@ class Setup:
             self.lines.append(line)
         self.lines.append(check_answers(self.worker.learner))
         self.lines += check_own_data(self.worker, splits, trains=True)
+        opened = {"train": self.worker.training} | {s: self.worker.evaluation(s) for s in splits}
+        # Names of a user's own function may be numbers, which say nothing about other splits.
+        named = {} if is_theirs(self.config.data) else opened
+        self.classes = {s: [*each.class_names] for s, each in named.items() if each.class_names}
         # Its errors occur on every rank, so it is built before rank 0 writes files.
         self.strategy = build_strategy(self.config, self.world, self.worker)
         self.begun: list[Any] = [None, None]
@@ -102,7 +105,7 @@ class Setup:
             self.worker.get_ready(strategy.share_sizes())
             with strategy:
                 if strategy.drives:
-                    if self.world.rank == 0 and self.classes is not None:
+                    if self.world.rank == 0 and self.classes:
                         names = Path(self.config.run_dir or "") / "classes.json"
                         directory.write_json(names, self.classes)
                     run_dir, *self.begun = strategy.from_rank_zero(

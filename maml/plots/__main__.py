@@ -15,11 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datasets.theirs import refusal
 from datasets.words import counted
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least
-from maml.config.saved import believed
 from maml.errors import UserError
 from maml.library.model import Model, load
 from maml.plots import curves, style
@@ -95,19 +93,18 @@ def pictures(
 
 
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Model]]:
-    """Return the models of few-shot runs by method; leave out runs that name untrusted code."""
+    """Return the models of the runs by method; leave out runs whose model cannot be loaded."""
     found: dict[str, list[Model]] = {}
     refused: dict[str, None] = {}
     for name, run in ((name, run) for name, each in methods.items() for run in each):
         if not checkpoint.last_checkpoint(run.path).exists():
             continue
-        config = believed(run.config) if trust else run.config
-        if why := next(filter(None, map(refusal, registry.theirs(config).values())), ""):
-            refused[why] = None
-        elif registry.learner(config.learner).tasks == "episodes":
-            found.setdefault(name, []).append(load(run.path, trust=trust))
+        try:
+            model = load(run.path, trust=trust)
+        except UserError as error:
+            refused[str(error)] = None
         else:
-            refused[f"--learner {config.learner} is no few-shot learner"] = None
+            found.setdefault(name, []).append(model)
     for why in refused:
         print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found

@@ -8,13 +8,11 @@ differ between libraries), matrix products, and sums of unknown order.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
-from datasets.batches import Examples, divide
 from datasets.cache import Mapped, cached
 from datasets.episodes import ImageClasses
 
@@ -22,7 +20,7 @@ COMPONENTS = {
     "glyphs": {
         "help": "characters that the program draws, 800/100/200 classes: no files needed",
         "episodes": "open_classes",
-        "examples": "open_examples",
+        "examples": "open_classes",
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -57,11 +55,6 @@ def open_classes(split: str, **_unused: object) -> ImageClasses:
     """Return the glyphs of a split, without rotation; the splits have disjoint classes."""
     images = open_images(split)
     return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
-
-
-def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
-    """Return the split's drawings of the first ``ways`` training classes."""
-    return divide(open_classes("train", **options), split, ways)
 
 
 def open_images(split: str) -> Mapped:

@@ -4,14 +4,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from datasets import addresses
-from datasets.batches import Examples, divide
 from datasets.cache import Mapped
 from datasets.downloads import downloading
 from datasets.episodes import ImageClasses
@@ -24,7 +23,7 @@ COMPONENTS = {
     "omniglot": {
         "help": "1,623 handwritten characters, 20 drawings each",
         "episodes": "open_classes",
-        "examples": "open_examples",
+        "examples": "open_classes",
         "image_shape": (1, 28, 28),
         "ink": True,
     }
@@ -90,11 +89,6 @@ def open_classes(
     names = np.array(class_names())[classes].tolist()
     rotate = omniglot_split != "mamlpp" or split == "train"
     return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate, names=names)
-
-
-def open_examples(split: str, *, ways: int, **options: Any) -> Examples:
-    """Return the split's drawings of the first ``ways`` training classes."""
-    return divide(open_classes("train", **options), split, ways)
 
 
 def class_names() -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datasets.batches import Batches, Examples, labelled
+from datasets.batches import Batches, Examples, divide, labelled
 from datasets.checked import Checked, Form, form_of
 from datasets.environments.acting import Acting, Environment
 from datasets.episodes import SPLITS, Episodes, FewShotImages, ImageClasses
@@ -151,6 +151,9 @@ def open_batches(
     opener = known.examples or ""
 
     def examples(split: str) -> Examples:
+        if opener == known.episodes and not known.is_theirs:
+            # Of a few-shot data set of ours: the drawings of the training classes.
+            return divide(_call(known, opener, "train", data_root, request), split, ways)
         found = _call(known, opener, split, data_root, request)
         if isinstance(found, ImageClasses) and found.names is not None:
             learned = _call(known, opener, "train", data_root, request).names

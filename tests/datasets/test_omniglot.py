@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from datasets import DataError, FewShotImages, omniglot, open_episodes
+from datasets import DataError, FewShotImages, omniglot, open_batches, open_episodes
 from datasets.omniglot import PARTS, SPLITS, class_names, find_part, split_classes
 from tests.datasets import tiny_omniglot as tiny
 from tests.datasets.tiny_torchvision import Web, md5, write_files
@@ -65,8 +66,11 @@ def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
         assert of_mamlpp.rotate == (split == "train")
         # Ordinary classification always has the training classes of the named division.
         for name, own in (("maml", {1, 2}), ("vinyals", {0, 1})):
-            examples = omniglot.open_examples(split, ways=2, data_root=root, omniglot_split=name)
-            assert set(examples.rows // 20) == own
+            asked = {"ways": 2, "seed": 0, "data_root": root, "omniglot_split": name}
+            batches = open_batches(
+                "omniglot", split, evaluation=False, batch_size=1, dtype=torch.float32, **asked
+            )
+            assert set(batches._examples.rows // 20) == own
 
 
 def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, empty_cache):

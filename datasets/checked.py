@@ -23,8 +23,7 @@ Form: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 def form_of(task: Task) -> Form:
     """Return the form of one or more tasks; each part is ``[B, E, …]``."""
-    parts = {name: getattr(task, name) for name in Task._fields}
-    return {name: (part.dtype, tuple(part.shape[2:])) for name, part in parts.items()}
+    return {name: (p.dtype, tuple(p.shape[2:])) for name, p in task._asdict().items()}
 
 
 @dataclass
@@ -89,11 +88,11 @@ class Checked:
     def _looked_at(self, made: Any, ids: Tensor, *, alone: bool = False) -> Task:
         if alone and isinstance(made, (tuple, list)) and len(made) == len(Task._fields):
             made = Task(*made)
-        for name in Task._fields:
-            if not isinstance(getattr(made, name, None), Tensor):
+        parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
+        for name, part in parts.items():
+            if not isinstance(part, Tensor):
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
-        parts = {n: getattr(made, n) for n in Task._fields}
-        parts = {n: self._converted(n, p[None] if alone else p) for n, p in parts.items()}
+            parts[name] = self._converted(name, part[None] if alone else part)
         found = Task(**parts)
         wrong = _wrong_sets(found, len(ids)) or self._wrong_labels(found) or self._wrong_form(found)
         if wrong:

@@ -108,7 +108,6 @@ class ImageClasses(NamedTuple):
     * ``rotate``: whether each class of each task is turned by its own random multiple of 90 degrees
       (Santoro et al. 2016, as in MAML's released code)
     * ``names``: the ``c`` names of the classes; None if the classes have no names
-    * ``published``: whether classes and images are those of a published set, which nobody changes
     """
 
     images: NDArray[np.uint8]
@@ -116,7 +115,6 @@ class ImageClasses(NamedTuple):
     counts: NDArray[np.int64]
     rotate: bool
     names: Sequence[str] | None = None
-    published: bool = False
 
     @classmethod
     def of_equal_size(
@@ -127,14 +125,11 @@ class ImageClasses(NamedTuple):
         rotate: bool,
         names: Sequence[str] | None = None,
     ) -> ImageClasses:
-        """Return published classes ``rows``, int64 ``[c]``, with these names.
-
-        ``images`` is uint8 ``[classes, n, H, W(, 3)]``.
-        """
+        """Return classes ``rows``, int64 ``[c]``, of ``images [classes, n, H, W(, 3)]``, uint8."""
         n = images.shape[1]
         first = np.asarray(rows, dtype=np.int64) * n
         flat = images.reshape(-1, *images.shape[2:])
-        return cls(flat, first, np.full_like(first, n), rotate, names, published=True)
+        return cls(flat, first, np.full_like(first, n), rotate, names)
 
     @classmethod
     def in_order(
@@ -170,15 +165,17 @@ class FewShotImages(Episodes):
         queries: int,
         seed: int,
         dtype: torch.dtype = torch.float32,
+        published: bool = False,
     ) -> None:
         """Raise :class:`DataError`, naming the flag, if the split is too small; read no image.
 
         Small classes are not skipped, so that ``shots`` and ``queries`` do not change the classes.
+        ``published``: nobody changes classes and images, so they need no digest.
         """
         for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
             if value < 1:
                 raise DataError(f"{flag} {value}: must be at least 1")
-        images, first, counts, self.rotate, self.class_names, published = found
+        images, first, counts, self.rotate, self.class_names = found
         if len(images.shape) not in (3, 4):
             raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
         if self.rotate and images.shape[1] != images.shape[2]:

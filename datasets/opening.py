@@ -131,7 +131,8 @@ def open_episodes(
         return found.remade(make, split=split)
     if not isinstance(found, ImageClasses):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
-    return FewShotImages(found, split=split, dtype=dtype, **task)
+    published = not (known.is_theirs or known.own_images)
+    return FewShotImages(found, split=split, dtype=dtype, published=published, **task)
 
 
 def open_batches(

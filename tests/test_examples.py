@@ -1,5 +1,6 @@
 """The examples: they run, and compute what the program computes."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.inner_loop import plain
+from benchmarks.record import table
 from datasets.tasks import Task
+from examples import datarater
 from examples import gpt_inner_loop as gpt
 from examples import maml_from_scratch as scratch
 from maml.config.presets import PRESETS, with_values
@@ -86,3 +89,18 @@ def test_a_gpt_s_sources_learn(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert all(" ".join(row[3:7]) == "shares of the sources" for row in rows)
     assert float(rows[-1][7]) > 0.5  # the outer loss is of the first of the four sources
+
+
+def test_a_datarater_trains(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_dir: Path
+) -> None:
+    """A few steps with fewer classes; the record has all that its table needs."""
+    monkeypatch.setattr(datarater, "WAYS", 5)
+    record = tmp_path / "record.json"
+    words = ["--seeds", "2", "--outer-steps", "12", "--steps", "10", "--json", str(record)]
+    monkeypatch.setattr(sys, "argv", ["datarater.py", *words])
+    datarater.main()
+    report = json.loads(record.read_text())
+    assert [row["seed"] for row in report["rows"]] == [0, 1] and "mean" in report
+    assert all(20 < row["unweighted"] <= 100 for row in report["rows"])
+    assert table(report).count(" % ") == 4

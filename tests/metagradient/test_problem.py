@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import maml
 from datasets.tasks import Task
 from maml.metagradient.differentiate import differentiate, meta_gradient
 from maml.metagradient.native import native
@@ -140,11 +139,7 @@ def test_a_problem_begins_where_another_ended(name: str, batching: Any) -> None:
     start = {"w": randn(3, seed=4)}
     first = differentiate(state(start, 0, 2), task, "auto", batching).end
     whole = differentiate(state(start, 0, 4), task).end
-    asked = maml.meta_gradient(
-        lambda given: state(dict(given), 0, 2), start, task, batching=batching
-    )
-    assert first is not None and whole is not None and asked.end is not None
-    torch.testing.assert_close(asked.end.params, first.params, rtol=0, atol=0)
+    assert first is not None and whole is not None
     values = {"snapshots": 0, "optimizer_state": first.optimizer_state}
     carried = state(first.params, 2, 2, **values)
     found = differentiate(carried, task, "auto", batching)

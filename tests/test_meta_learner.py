@@ -761,12 +761,22 @@ def trained(seed: int) -> list[Tensor]:
     return [loss.detach(), *held, *learner.state_dict().values(), *of_experts(seed)]
 
 
+def refused(rank: int) -> None:
+    """Tasks in another number, order, value or size."""
+    tasks, learner = made(), maml.MAML(dense())
+    moved = stacked([(a + 1e-12 * rank, *rest) for a, *rest in tasks])  # type: ignore[misc]
+    for own in (tasks[rank:], tasks[:: 1 - 2 * rank], moved, made((6, 6, 5 + rank))):
+        with pytest.raises(maml.UserError, match=r"^the tasks of rank 1 are not those"):
+            learner(own)
+
+
 def test_a_loop_of_one_s_own_is_distributed_by_torchrun(tmp_path: Path) -> None:
-    """All processes have the parameters of rank 0, whatever they have drawn."""
+    """All processes have the parameters of rank 0, whatever they drew, or refuse the tasks."""
     script = tmp_path / "own.py"
     script.write_text(
-        "import sys, torch, maml\nfrom tests.test_meta_learner import trained\n"
-        "rank = maml.distributed()\ntorch.save(trained(rank), f'{sys.argv[1]}.{rank}')\n"
+        "import sys, torch, maml\nfrom tests.test_meta_learner import refused, trained\n"
+        "rank = maml.distributed()\nrefused(rank)\n"
+        "torch.save(trained(rank), f'{sys.argv[1]}.{rank}')\n"
     )
     env = {"PYTHONPATH": str(Path(__file__).parents[1])}
     run([*torchrun(2, [str(script), str(tmp_path / "both")])], 120, env=env)

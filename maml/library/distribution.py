@@ -1,6 +1,8 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
+import itertools
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from datasets.tasks import Task
+from maml.errors import UserError
 from maml.params import ParamLayout, Params
 
 OF_TORCH = vars(nn.Module()).keys()
@@ -19,8 +23,8 @@ def distributed() -> int:
     """Join the processes that torchrun has started, and return this process's rank.
 
     After this call, a meta-learner computes only its process's share of the tasks. The loss and the
-    gradient are means over all tasks. So give every process the same tasks, and do not change the
-    rest of the loop. Without torchrun, this function only returns rank 0.
+    gradient are means over all tasks. So give every process the same tasks (others are refused),
+    and do not change the rest of the loop. Without torchrun, this function only returns rank 0.
     """
     global _joined
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -80,9 +84,28 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     return total[0], layout.to_params(gradients)
 
 
-def same_number() -> int:
-    """Draw a number from torch's global generator. All processes get the number of rank 0."""
+def same_number(tasks: list[Task]) -> int:
+    """Draw a number from torch's global generator. All processes get the number of rank 0.
+
+    Raises:
+        UserError: on every rank, if the processes have other tasks, in values, sizes or order.
+    """
     drawn = torch.randint(2**62, ())  # always, so that later draws do not depend on dropout
-    if _joined:
-        dist.broadcast(drawn, 0)
-    return int(drawn)
+    if not _joined:
+        return int(drawn)
+    # A checksum, as quick as `torch.hash_tensor`, which sees no order.
+    digest = 0
+    for tensor in itertools.chain.from_iterable(tasks):
+        digest = zlib.crc32(f"{tensor.dtype} {[*tensor.shape]}".encode(), digest)
+        digest = zlib.crc32(tensor.cpu().contiguous().numpy().data, digest)
+    mine = torch.stack([drawn, torch.tensor(digest)])
+    of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, mine)
+    for rank, (_, other) in enumerate(of_all):
+        if other != of_all[0][1]:
+            raise UserError(
+                f"the tasks of rank {rank} are not those of rank 0: under maml.distributed(), give "
+                "every process the same tasks in the same order, by the same seed and without a "
+                "DistributedSampler; each process computes its part of them"
+            )
+    return int(of_all[0][0])

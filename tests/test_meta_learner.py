@@ -797,7 +797,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
     ("mistake", "says"),
     [
         (lambda: maml.MAML(dense(), inner_lrr=1), "MAML takes no inner_lrr; .*inner_lr, "),
-        (lambda: maml.MAML(dense(), inner_lr=-1.0), "inner_lr must be positive"),
+        (lambda: maml.MAML(dense(), inner_lr=np.float64(-1)), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
         (lambda: maml.MAML(dense(), loss=3), "loss is a int; give a function"),
@@ -859,6 +859,12 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "ByName: its output layer b is no layer"),
         (lambda: maml.MAML(dense(), loss=Tempered())(made()), "the loss reads .* by adapt"),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
+        (lambda: maml.MAML(maml.MAML(dense())), "module is a MAML; give the module that it is"),
+        (lambda: maml.MAML(maml.MAML(dense()).adapt(*made()[0][:2])), "is a FastModule; give"),
+        (lambda: type("Own", (maml.ANIL,), {"loss": of_both})(dense()), "^Own.loss is never ca"),
+        (lambda: setattr(maml.MAML(dense(), inner_lr=0.1), "inner_lr", 0.2),
+         "inner_lr = 0.2: it is 0.1 since .* make the learner again"),
+        (lambda: maml.MAML(nn.LazyLinear(3)), "module: weight has no size yet; call the"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:

@@ -5,16 +5,21 @@ import re
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, jit, nn
+from torch.nn.parameter import is_lazy
 
 from maml.config import Config, checks, registry
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
 from maml.execution.copies import closed_copy
 from maml.learners import Learner
+from maml.learners.base import PARTS_OF_A_LOSS
 from maml.learners.objectives import CLASSIFICATION, Given
 from maml.library.alone import in_words_of_the_library
+from maml.library.checking import Waiting
+from maml.library.fast_module import FastModule
 from maml.networks.headless import in_short, layer_of
 from maml.networks.ordinary import check_parameters, explicit
 
@@ -25,6 +30,11 @@ NOT_HERE = (
     *("keep_moment", "msl_epochs", "first_order_epochs", "iterations_per_epoch"),
 )
 """Flags about data or iterations. They are no arguments here: the user's code controls both."""
+NEVER_CALLED = (
+    *("problem", "training_problem", "support_loss", "query_loss", "answers", "metrics"),
+    *PARTS_OF_A_LOSS,
+)
+"""Methods of a program's learner. In a subclass of a meta-learner, nothing would call them."""
 
 
 def learner_around(
@@ -33,6 +43,18 @@ def learner_around(
     """Return the program's learner that the class ``kind`` stands for."""
     if not isinstance(module, nn.Module):
         raise UserError(f"module is {module!r}; give a torch.nn.Module")
+    if isinstance(module, Waiting | FastModule):
+        raise UserError(f"module is a {type(module).__name__}; give the module that it is made of")
+    for name, parameter in module.named_parameters():
+        if is_lazy(parameter):
+            raise UserError(f"module: {name} has no size yet; call the module on an example first")
+    for name in NEVER_CALLED:
+        if hasattr(kind, name):
+            raise UserError(
+                f"{kind.__name__}.{name} is never called: give loss=, or take an outer loss of "
+                "your own by adapt(); such methods are for train_maml.py, in a subclass of a "
+                "learner of maml.learners (docs/extending.md)"
+            )
     if not callable(loss):
         raise UserError(f"loss is a {type(loss).__name__}; give a function of (outputs, targets)")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
@@ -81,6 +103,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     facts = _facts(kind)
     read = facts.reads or ()
     known = [name for name in ("freeze", *read) if name not in NOT_HERE]
+    flags = {name: v.item() if isinstance(v, np.generic) else v for name, v in flags.items()}
     for name in flags:
         if name not in known:
             raise UserError(

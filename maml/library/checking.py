@@ -15,6 +15,7 @@ from maml.params import Params
 
 Learning: TypeAlias = list[tuple[str, nn.Parameter, bool | None]]
 """Each parameter of a network, with its name, and whether it learns; None: it is a statistic."""
+INNER = "inner_lr", "inner_steps", "inner_optimizer", "eval_inner_steps"
 
 
 def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
@@ -66,6 +67,15 @@ class Waiting(nn.Module):
     """
 
     learner: Learner
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        config = self.learner.config if name in INNER and hasattr(self, "learner") else None
+        if config is not None and getattr(config, name) != value:
+            raise UserError(
+                f"{name} = {value!r}: it is {getattr(config, name)!r} since the learner was made: "
+                "make the learner again; it shares the tensors"
+            )
+        super().__setattr__(name, value)
 
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return what torch's method returns."""

@@ -840,7 +840,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (torch.inference_mode()(lambda: maml.MAML(dense()).adapt(*made()[0][:2])),
          r"torch.inference_mode .* use torch.no_grad\(\)"),
         (lambda: maml.MAML(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
-         "query_y is torch.float64, .* give loss=torch.nn.functional.mse_loss"),
+         "query_y is torch.float64, .* give loss=.*cross_entropy for their shares .*, mse_loss"),
         (lambda: maml.MAML(Remembering(16, 3).double())(made()),
          "the loss reads a parameter that is not the module's"),
         (lambda: maml.MAML(dense(torch.jit.script(nn.Tanh()))), "module: 2 .* before torch.jit"),
@@ -859,6 +859,10 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "ByName: its output layer b is no layer"),
         (lambda: maml.MAML(dense(), loss=Tempered())(made()), "the loss reads .* by adapt"),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
+        (lambda: maml.MAML(dense())([((t[0], t[0]), *t[1:]) for t in made()]),
+         r"^task 0 is \(tuple, Tensor, Tensor, Tensor\); .* go into its columns"),
+        (lambda: maml.MAML(dense())(Task(*stacked(made()))._replace(query_x={})),
+         r"^tasks is \(Tensor, Tensor, dict, Tensor\); .* go into its columns"),
         (lambda: maml.MAML(maml.MAML(dense())), "module is a MAML; give the module that it is"),
         (lambda: maml.MAML(maml.MAML(dense()).adapt(*made()[0][:2])), "is a FastModule; give"),
         (lambda: type("Own", (maml.ANIL,), {"loss": of_both})(dense()), "^Own.loss is never ca"),
@@ -906,6 +910,9 @@ def test_labels_are_what_the_loss_takes() -> None:
     maml.MAML(nn.Linear(3, 3), loss=lambda o, y: F.cross_entropy(o.mT, y))([(x, y, x, y)])
     flat = x[:, 0], torch.tensor([7, 7, 9, 9])
     maml.MAML(nn.Linear(3, 3), loss=of_pairs)([(*flat, *flat)])
+    maml.MAML(nn.Linear(3, 3), loss=lambda o, y: of_pairs(o.double(), y))([(*flat, *flat)])
+    with torch.autocast("cpu", torch.bfloat16):
+        maml.R2D2(nn.Linear(3, 3))([(x[0], torch.arange(6) % 3, x[1], torch.arange(6) % 3)])
     frozen = dense()
     frozen[1].requires_grad_(False)
     turns = torch.polar(torch.ones(4), x[:, 1, 0])

@@ -34,6 +34,11 @@ FORM = (
     "such tuples without it"
 )
 
+ONE_TENSOR = (
+    "; each is one tensor: several inputs of an example, as ids and a mask, go into its columns, "
+    "which forward splits"
+)
+
 _ROUNDING = 1e-6
 
 
@@ -173,7 +178,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
         raise UserError(f"tasks is empty; {FORM}")
-    if all(isinstance(part, Tensor) for part in items):
+    if any(isinstance(part, Tensor) for part in items):
         whole = _task(items, "tasks")
         if min(part.dim() for part in whole) < 2 or len({len(part) for part in whole}) > 1:
             shapes = ", ".join(str(list(part.shape)) for part in whole)
@@ -219,7 +224,7 @@ def _task(item: Any, what: str) -> Task:
         parts = [item]
     if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
-        raise UserError(f"{what} is ({kinds}); {FORM}")
+        raise UserError(f"{what} is ({kinds}); {FORM}{ONE_TENSOR if len(parts) == 4 else ''}")
     sx, sy, qx, qy = parts
     return Task(sx, _labels(sy), qx, _labels(qy))
 

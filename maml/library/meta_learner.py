@@ -173,9 +173,9 @@ class MetaLearner(checking.Waiting):
             of_some = self._gradient(own, params, [tasks[i] for i in here], where)
             sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
             rows = [i - mine.start for i in here]
-            losses[rows] = of_some.losses.detach()
+            losses[rows] = of_some.losses.detach().to(losses)  # a loss may have another dtype
             for name, values in of_some.metrics.items():
-                found[name][rows] = values
+                found[name][rows] = values.to(losses)
         self.metrics = found
         return distribution.mean(losses, sums)
 
@@ -222,8 +222,8 @@ class MetaLearner(checking.Waiting):
         of_numbers = y.is_floating_point() or y.is_complex()
         if of_numbers and self._of_classes:
             raise UserError(
-                f"task 0: query_y is {y.dtype}, and the default loss is of classes; "
-                "give loss=torch.nn.functional.mse_loss, or another one"
+                f"task 0: query_y is {y.dtype}, and the default loss is of classes; give loss="
+                "torch.nn.functional.cross_entropy for their shares [E, N], mse_loss or another one"
             )
         classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):

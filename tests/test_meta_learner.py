@@ -731,6 +731,22 @@ def test_tasks_of_different_ways_and_modes_are_each_their_own() -> None:
     assert torch.equal(fast(x), fast(x))
 
 
+@pytest.mark.parametrize("kind", [maml.ProtoNet, maml.R2D2])
+def test_support_and_query_may_be_padded_to_two_lengths(kind: type[maml.MetaLearner]) -> None:
+    words, ids, y = (
+        nn.EmbeddingBag(9, 4, padding_idx=0),
+        torch.arange(1, 7)[:, None],
+        torch.arange(6) % 3,
+    )
+    learner, padded = kind(words), [(ids, y, F.pad(ids, (0, 2)), y)]
+    torch.testing.assert_close(learner(padded), learner([(ids, y, ids, y)]))
+    torch.testing.assert_close(learner.evaluate(padded), learner.evaluate([(ids, y, ids, y)]))
+    with pytest.raises(
+        maml.UserError, match=r"have examples \[1\] and \[3\], which batch norms would"
+    ):
+        kind(nn.Sequential(words, nn.BatchNorm1d(4)))(padded)
+
+
 def of_experts(seed: int) -> list[Tensor]:
     """The data say which of two layers answers, so one process may meet only one of them."""
     torch.manual_seed(seed)

@@ -81,10 +81,25 @@ class Embedding(NoAdaptation):
 
     def query_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the queries, and their logits."""
-        features, _ = self.call_network(params, both(task))
+        features = self._of_both(params, task)
         ways = self.config.train_ways or self.config.ways
         outputs = self._of_features(params, features, task, ways)
         return self.loss(outputs, task.query_y), outputs
+
+    def _of_both(self, params: Params, task: Task) -> Tensor:
+        """Return the features ``[S + E, F]`` of support and query set as one batch."""
+        sets = task.support_x, task.query_x
+        if sets[0].shape[1:] == sets[1].shape[1:]:
+            return self.call_network(params, torch.cat(sets))[0]
+        # Without batch norms, examples of two lengths have the same features in two batches.
+        (support, used), (query, _) = (self.call_network(params, x) for x in sets)
+        if used:
+            sizes = " and ".join(str(list(x.shape[1:])) for x in sets)
+            raise UserError(
+                f"support_x and query_x have examples {sizes}, which batch norms would normalise "
+                "together: pad them to one size, or use layer or group norms"
+            )
+        return torch.cat([support, query])
 
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
         """Return the classifier's logits ``[E, N]`` from features ``[S + E, F]`` of both sets."""
@@ -106,7 +121,7 @@ class Embedding(NoAdaptation):
     def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
         """See `Learner.answers`: normalise with the support set, or by the support statistics."""
         ways = self.config.ways
-        together, _ = self.call_network(params, both(task))
+        together = self._of_both(params, task)
         support, of_support = self.call_network(params, task.support_x)
         jointly = self._of_features(params, together, task, ways)
         if not of_support:
@@ -152,11 +167,6 @@ class R2D2(Embedding):
         eye = torch.eye(len(x), dtype=x.dtype, device=x.device)
         solution = torch.linalg.solve(x @ x.T + params["log_lambda"].exp() * eye, one_hot * scale)
         return params["log_alpha"].exp() * (queries @ (x.T @ solution))
-
-
-def both(task: Task) -> Tensor:
-    """Return the support and the query set of a task as one set."""
-    return torch.cat([task.support_x, task.query_x])
 
 
 def one_hot(labels: Tensor, ways: int, like: Tensor) -> Tensor:

@@ -858,7 +858,10 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense())([(t[0], t[1].double(), t[2], t[3].double()) for t in made()]),
          "query_y is torch.float64, .* give loss=.*cross_entropy for their shares .*, mse_loss"),
         (lambda: maml.MAML(Remembering(16, 3).double())(made()),
-         "the loss reads a parameter that is not the module's"),
+         "the loss reads a parameter that is not the module's.* function .*: as a method"),
+        (lambda: maml.MAML(
+            TwoOutputs().double(), loss=lambda o, y: F.cross_entropy(o["classes"], y))(made()),
+         "^no loss reads size.bias, size.weight: make the learner again with freeze="),
         (lambda: maml.MAML(dense(torch.jit.script(nn.Tanh()))), "module: 2 .* before torch.jit"),
         (lambda: maml.MAML(torch.compile(dense())), "module: it is .* before torch.compile"),
         (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.learners import Learner
-from maml.metagradient.reading import ForeignError
+from maml.metagradient.reading import ForeignError, UnreadError
 from maml.networks.calls import alone_with, lost_writes
+from maml.networks.headless import in_short
 from maml.networks.ordinary import ExplicitNorm, own_name
 from maml.params import Params
 
@@ -27,8 +28,14 @@ def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
         raise UserError(
             "the loss reads a parameter that is not the module's, or not by calling the module, "
             "which cannot learn here: put it into the module (layers in a Python list: into "
-            "nn.ModuleList) and let forward return what the loss needs of it, or take an outer "
-            "loss of your own by adapt()"
+            "nn.ModuleList; a function that reads it: as a method) and let forward return what the "
+            "loss needs of it, or take an outer loss of your own by adapt()"
+        ) from error
+    except UnreadError as error:
+        unread = in_short(own_name(learner.network, name) for name in error.names)
+        raise UserError(
+            f'no loss reads {unread}: make the learner again with freeze="…", a pattern of these '
+            'names as "layer.*", or begin with tasks whose branch of the module reads them'
         ) from error
 
 

@@ -19,6 +19,14 @@ class ForeignError(ValueError):
     """A loss reads parameters that are not among its arguments."""
 
 
+class UnreadError(RuntimeError):
+    """No loss reads the parameters ``names``."""
+
+    def __init__(self, line: str, names: list[str]) -> None:
+        super().__init__(line)
+        self.names = names
+
+
 def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] = ()) -> Way:
     """Refuse losses that read other parameters than they should; return the way.
 
@@ -28,8 +36,8 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     Raises:
         ForeignError: if a loss reads parameters that are not among its arguments. Every way of
             differentiating treats what a function closes over as a constant.
-        RuntimeError: for a parameter that no loss reads, unless it is ``frozen``: a mistake, not a
-            zero gradient.
+        UnreadError: for parameters that no loss reads, unless ``frozen``: a mistake, not a zero
+            gradient.
     """
     every = unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
@@ -56,10 +64,11 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     if unread:
         name = min(unread)
         what = "adapt" if name in problem.start else "be learned"
-        raise RuntimeError(
+        raise UnreadError(
             f"{name!r} appears to not have been used by any loss, but it is to {what}; "
             "call requires_grad_(False) on it if it is not to change, or begin with tasks whose "
-            "branch of the network reads it"
+            "branch of the network reads it",
+            sorted(unread),
         )
     return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import threading
 import time
+import warnings
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import maml
 from datasets.tasks import Task
+from maml.execution.outside import globals_of
 from maml.execution.threads import spread
 from maml.kernels.convnet import ConvNet
 from maml.networks.conv4 import Conv4
@@ -339,6 +341,27 @@ def test_a_loss_that_keeps_outputs_meanwhile_is_computed_by_one_thread() -> None
     learner = maml.MAML(network, inner_lr=0.1, inner_steps=1, loss=slow, batching="tasks")
     expected, _ = by_loop(network, made(), 1, 0.1)
     torch.testing.assert_close(learner(made()), expected)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_loss_does_not_see_what_forward_keeps(keeps: bool) -> None:
+    class Kept(nn.Linear):
+        kept = torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            answers = super().forward(x)
+            self.kept = answers.mean() if keeps else self.kept
+            return answers
+
+    network = dense(Kept(8, 8))
+
+    def loss(outputs: Tensor, y: Tensor, layer: Any = network[2]) -> Tensor:
+        return F.cross_entropy(outputs, y) + layer.kept
+
+    warned = pytest.warns(UserWarning, match="^loss: it reaches the module, where forward keeps")
+    with warned if keeps else warnings.catch_warnings(action="error"):
+        maml.MAML(network, loss=loss)(made())
+    assert globals_of((lambda outputs: F.relu(outputs.torch)).__code__) == {"F"}
 
 
 def test_threads_share_a_learner() -> None:

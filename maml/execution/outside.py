@@ -5,6 +5,7 @@ global, a closure's variable or an attribute of a class exists once. If a call w
 reads it again, then another thread may write in between.
 """
 
+import dis
 import functools
 import sys
 import types
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 Kept: TypeAlias = list[Any]
 """Values in a fixed order. The list holds them, so that no new value has the address of an old."""
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
+OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
+"""Ends of the names of instructions that look up a global. ``co_names`` has attributes, too."""
 MOST = 20_000
 """Look at no more values than this: a data set may be in reach, too."""
 
@@ -61,11 +64,9 @@ def _reached(value: Any) -> Iterator[Any]:
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
     elif isinstance(value, types.FunctionType) and _is_theirs(value):
-        names, code = set[str](), [value.__code__]
-        for each in code:  # it grows by the functions inside
-            names |= set(each.co_names)
-            code += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
-        yield from (value.__globals__[n] for n in sorted(names) if n in value.__globals__)
+        names = sorted(globals_of(value.__code__) & value.__globals__.keys())
+        yield from (value.__globals__[name] for name in names)
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
         for cell in value.__closure__ or ():
             try:
                 yield cell.cell_contents
@@ -76,6 +77,14 @@ def _reached(value: Any) -> Iterator[Any]:
         yield from value.__bases__
     elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
         yield from (type(value), *vars(value).values())
+
+
+@functools.cache
+def globals_of(code: types.CodeType) -> set[str]:
+    """Return the names of globals that code, and the functions inside it, look up."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(OF_GLOBALS)}
+    inside = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
+    return found.union(*map(globals_of, inside))
 
 
 def _is_theirs(value: Any) -> bool:

@@ -5,9 +5,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeAlias
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
+from maml.execution.outside import kept_outside
 from maml.learners import Learner
+from maml.library.distribution import OF_TORCH
 from maml.metagradient.reading import ForeignError, UnreadError
 from maml.networks.calls import alone_with, lost_writes
 from maml.networks.headless import in_short
@@ -19,8 +22,19 @@ Learning: TypeAlias = list[tuple[str, nn.Parameter, bool | None]]
 INNER = "inner_lr", "inner_steps", "inner_optimizer", "eval_inner_steps"
 
 
-def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
-    """Check which parameters the losses read, once for each phase; warn of writes that are lost."""
+def reaches(loss: Any, module: nn.Module) -> bool:
+    """Return whether a loss reaches a module, or a part of it, by name."""
+    parts = set(map(id, module.modules()))
+    return any(id(value) in parts for value in kept_outside(nn.Identity(), loss))
+
+
+def check(
+    learner: Learner, params: Params, tasks: Any, phase: int, *, reaching: bool = False
+) -> None:
+    """Check which parameters the losses read, once for each phase; warn of writes that are lost.
+
+    With ``reaching``, the loss reaches the user's module, of which the learner calls a copy.
+    """
     try:
         with lost_writes(lambda line: warnings.warn(f"module: {line}", stacklevel=2)):
             learner.checked_way(params, tasks, phase)
@@ -37,6 +51,19 @@ def check(learner: Learner, params: Params, tasks: Any, phase: int) -> None:
             f'no loss reads {unread}: make the learner again with freeze="…", a pattern of these '
             'names as "layer.*", or begin with tasks whose branch of the module reads them'
         ) from error
+    if reaching and any(map(_keeps, learner.network.modules())):
+        warnings.warn(
+            "loss: it reaches the module, where forward keeps what it computes, but the learner "
+            "calls a copy: the loss sees an old value; let forward return what the loss needs",
+            stacklevel=2,
+        )
+
+
+def _keeps(part: nn.Module) -> bool:
+    """Return whether a module holds the result of a computation as an attribute."""
+    own = (value for name, value in vars(part).items() if name not in OF_TORCH)
+    leaves = pytree.tree_leaves([*own])
+    return any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in leaves)
 
 
 def begin_learning(learner: Learner) -> Learning:

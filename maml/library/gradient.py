@@ -2,14 +2,15 @@
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Callable
+from types import FunctionType, ModuleType
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
+from maml.execution.outside import globals_of
 from maml.library.alone import alone
 from maml.metagradient import differentiate
 from maml.metagradient.batching import DRAWN, batching_of
@@ -108,17 +109,9 @@ def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
             else:
                 found[-1] = value.__code__
                 waiting += [value.__defaults__, value.__kwdefaults__, value.__closure__]
-                waiting += [value.__globals__.get(name) for name in _names(value.__code__)]
+                waiting += [value.__globals__.get(name) for name in globals_of(value.__code__)]
         else:
             if isinstance(value, nn.Module):
                 found.append((value, value.training))
             waiting += gc.get_referents(value)
     return tuple(found)
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that a code object, and the functions inside it, look up."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names(inner)

@@ -63,7 +63,7 @@ class MetaLearner(checking.Waiting):
             `distributed`, only of this process's tasks.
     """
 
-    _of_classes = False
+    _of_classes = _reaching = False
 
     @alone()
     def __init__(
@@ -97,7 +97,7 @@ class MetaLearner(checking.Waiting):
         own = OfModule(own) if isinstance(own, nn.Module) else own
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
-        self._of_classes = loss is None
+        self._of_classes, self._reaching = loss is None, checking.reaches(own, module)
         distribution.same_everywhere(self, loss)
 
     @classmethod
@@ -279,7 +279,7 @@ class MetaLearner(checking.Waiting):
         tells = len(alike) >= TRIED and self.training not in self._told
         if self.training in self._found and not tells:
             return
-        checking.check(own, params, tasks, self._phase)
+        checking.check(own, params, tasks, self._phase, reaching=self._reaching)
         some = _joined(alike[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(

@@ -98,15 +98,19 @@ def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
         assert time.monotonic() - began >= 0.2
         agent.gone.add(3)  # so two requests are a whole batch
         assert [len(answer.wait()) for answer in (ask(1), ask(2))] == [1, 2]
-        for rank in (1, 2):
+
+    def end(_: object) -> None:
+        for rank in (1, 2, 3):
             ended = torch.futures.Future[Any]()
             ended.set_result(tuple(rows.values()))
             agent.events.put((rank, ended))
 
     with ThreadPoolExecutor(1) as threads:
         playing = threads.submit(play)
-        assert agent._gather(policy, {1, 2, 3}).keys() == {1, 2}
+        playing.add_done_callback(end)
+        found = agent._gather(policy, {1, 2, 3})
         playing.result()
+    assert found.keys() == {1, 2}
     assert agent._counts == {"forwards": 7, "requests": 18, "flushed": 1}
 
 

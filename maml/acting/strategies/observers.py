@@ -126,7 +126,7 @@ class Observers(OverRpc):
                 # Wait in short pieces, because another thread notes which observers are lost.
                 rank, event = self.events.get(timeout=min(0.2, due))
                 if isinstance(event, tuple):
-                    self._since = self._since if self._asked else now
+                    self._since = self._since if self._asked else clock.now()
                     self._asked[rank] = event
                 elif rank in missing:
                     found[rank] = event.value()

@@ -58,7 +58,7 @@ class Spelled(NamedTuple):
 
 def _read(flag: str, spelled: str) -> Spelled:
     """Return the parts of a name, or raise :class:`DataError`."""
-    what = f"{flag} {' '.join(spelled.split())}"
+    what = f"{flag} {spelled}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
     if module.endswith(".py"):

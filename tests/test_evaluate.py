@@ -158,6 +158,8 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
         (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"seed: 0", b"precision: bf16", r"unknown field 'precision'"),
+        (b"data: glyphs", b'data: "\\e[2J"', r"--data \\x1b\[2J: unknown"),
+        (b"data: glyphs", b"data: " + 9999 * b"x", r" --data x{800,1000} … .{400}"),
         (whole, b"a: [1\n", ""),
     ):
         path.write_bytes(whole.replace(then, now))

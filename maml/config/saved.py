@@ -48,7 +48,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return config
-    listed = (f"{flag(kind)} {' '.join(name.split())}" for kind, name in names.items())
+    listed = (f"{flag(kind)} {name}" for kind, name in names.items())
     said = f"{path}: it names code to import: {' and '.join(listed)}"
     return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
 

@@ -100,7 +100,7 @@ def read_object(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: damaged: no JSON object")

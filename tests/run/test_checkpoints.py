@@ -290,6 +290,6 @@ def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:
 
 def test_no_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
-    for text in ("", "{", "3", "{}", '{"state": "training"}'):
+    for text in ("", "{", "3", "{}", '{"state": "training"}', 9999 * "["):
         (tmp_path / "status.json").write_text(text)
         assert read_status(tmp_path) is None

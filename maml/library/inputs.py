@@ -16,6 +16,7 @@ from torch import Tensor
 
 from datasets.image_files import Decoder, as_in, shown
 from datasets.tasks import Task
+from datasets.whole import regular
 from datasets.words import counted
 from maml.errors import UserError
 from maml.metagradient.by_task import one_by_one
@@ -136,7 +137,7 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     try:
         if isinstance(picture, Image.Image):
             return decoder.image(picture)
-        with Image.open(Path(picture).expanduser()) as opened:
+        with Image.open(regular(Path(picture).expanduser())) as opened:
             return decoder.file(opened)
     # Pillow's readers raise errors of every kind for damaged bytes.
     except Exception as error:

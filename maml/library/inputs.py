@@ -280,24 +280,3 @@ def ways_of(i: int, task: Task) -> int:
         unknown = f"query_y has the label {max(strange)}, and support_y no example of that class"
         raise UserError(f"task {i}: {unknown}")
     return len(known)
-
-
-def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
-    """Return the number of classes in outputs for labels ``y [E, …]``; 0: they are not classes.
-
-    Classes are the last dimension. The ``default`` loss needs them in the second, or this raises.
-    """
-    if not isinstance(outputs, Tensor):
-        if default:
-            what = type(outputs).__name__
-            raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
-        return 0
-    shape = list(outputs.shape)
-    classes = shape.pop(1 if default else -1) if len(shape) > 1 else 0
-    if default and shape != list(y.shape):
-        raise UserError(
-            f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the loss "
-            "that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
-        )
-    # We do not take a single output as classes: it may be a logit or a count.
-    return classes if shape == list(y.shape) and (classes > 1 or default) else 0

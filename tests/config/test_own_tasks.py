@@ -77,6 +77,7 @@ def given(split, way):
 KINDS = {
     "int32": lambda x, y: (x, y.int()),
     "bytes": lambda x, y: ((255 * x).round().byte(), y),
+    "several": lambda x, y: (x, torch.eye(5)[y].long()),
     "points": lambda x, y: (x.double().flatten(2)[:, 0, :3], y.double()[:, None]),
 }
 def kinds(split, kind): return Drawn(split, lambda dice: KINDS[kind](*image(dice)))
@@ -106,6 +107,10 @@ class Gaussian(MAML):
 
 def flat(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+def words_of(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 10), nn.Unflatten(1, (5, 2)))
+class Near(MAML):
+    def loss(self, outputs, y): return (outputs.mean() - y.to(outputs.dtype).mean()).square()
 class Weighted(MAML):
     def __init__(self, config):
         super().__init__(config)
@@ -273,6 +278,13 @@ def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: P
     assert evaluate([str(run_dir), "--tasks", "3", "--trust"]) == 0
     (row,) = read_rows(run_dir / "evaluations.jsonl")
     assert row["loss"] == result(run_dir)["loss"] and row["error"] == result(run_dir)["error"]
+    # Integers that are classes of the outputs, or not.
+    several = ["maml-glyphs-5way-1shot", "--data", f"{own}:kinds(kind='several')", *BRIEF]
+    for network, measured in {"flat": False, "words_of": True}.items():
+        of = [*several, "--learner", f"{own}:Near", "--network", f"{own}:{network}"]
+        there = tmp_path / network
+        assert Trainer(parse([*of, "--iterations", "1", "--run-dir", str(there)])).run() == 0
+        assert (result(there)["accuracy"] is not None) == measured
     # Class weights, in a buffer.
     images = ["--data", f"{own}:images", "--network", f"{own}:flat", *BRIEF]
     weighted = ["maml-glyphs-5way-1shot", "--learner", f"{own}:Weighted", *images]

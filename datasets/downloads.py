@@ -29,8 +29,8 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
     # A failed download, or unreadable downloaded bytes, can raise errors of every kind.
     except Exception as error:
         if made:  # for example, the folder's name was mistyped
-            lock.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # not empty, or no folder can be made there
+                lock.unlink(missing_ok=True)
                 for path in made:
                     path.rmdir()
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -4,6 +4,11 @@
 class UserError(Exception):
     """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
 
+    def __str__(self) -> str:
+        """Escape what a terminal would obey, and cut a long line: a file may hold any text."""
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in super().__str__())
+        return line if len(line) <= 1500 else f"{line[:1000]} … {line[-400:]}"
+
 
 class DataError(UserError, ValueError):
     """Data is missing or damaged, or cannot serve the request."""

@@ -27,6 +27,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from datasets.cache import Mapped, cached
 from datasets.errors import DataError
 from datasets.registry import find
+from datasets.whole import regular
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Read: TypeAlias = Callable[[str], bytes]
@@ -96,7 +97,7 @@ def in_folder(folder: Path, names: Sequence[str], decode: Decode) -> Source:
     state = "\n".join(f"{name} {stamp(f'{folder}/{name}')}" for name in names)
 
     def read(name: str) -> bytes:
-        return (folder / name).read_bytes()
+        return regular(folder / name).read_bytes()
 
     return Source(state, lambda: decode_all(folder, names, read, decode))
 

@@ -1,6 +1,7 @@
 """The data sets and their facts. Nothing here imports torch."""
 
 import functools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,6 @@ def find(name: str) -> DataSet:
         return DataSet(
             name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
         )
-    if name not in data_sets() and Path(name).is_dir():
+    if name not in data_sets() and os.path.isdir(name):
         raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
     return named(FLAG, name, data_sets())

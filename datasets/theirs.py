@@ -14,6 +14,7 @@ import contextlib
 import difflib
 import importlib
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
@@ -58,7 +59,7 @@ class Spelled(NamedTuple):
 
 def _read(flag: str, spelled: str) -> Spelled:
     """Return the parts of a name, or raise :class:`DataError`."""
-    what = f"{flag} {' '.join(spelled.split())}"
+    what = f"{flag} {spelled}"
     plain, bracket, rest = spelled.partition("(")
     module, _, attribute = plain.partition(":")
     if module.endswith(".py"):
@@ -142,6 +143,7 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
         signature = inspect.signature(loaded)
     except ValueError as error:  # its constructor is written in C
         return str(error)
+    given = passed(signature, given)
     if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
         return f"{strange[0]} is given by this program: leave it out"
     try:
@@ -149,6 +151,19 @@ def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
     except TypeError as error:
         return f"{error}; it takes {signature}"
     return ""
+
+
+def passed(signature: inspect.Signature, given: int) -> int:
+    """Return how many of the ``given`` positional arguments to pass. A network's second is the
+    number of outputs: a parameter with a default, as ``width=32``, takes it only by such a name.
+    """
+    for second in [*signature.parameters.values()][1:given][:1]:
+        if second.default is not second.empty and not _OUTPUTS.search(second.name):
+            return 1
+    return given
+
+
+_OUTPUTS = re.compile("(^|_)n?(ways?|class(es)?|out(puts?)?|labels?|targets?)(_|$)")
 
 
 @contextlib.contextmanager

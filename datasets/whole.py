@@ -5,9 +5,11 @@ digest. A reader of a ``.npy`` array ignores bytes after the array. Nothing here
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,14 @@ BLOCK = 1 << 22
 SIZE = len(MAGIC) + hashlib.sha256().digest_size  # bytes of a digest at the end of a file
 
 Content = TypeVar("Content", bytes, memoryview)
+
+
+def regular(path: Path) -> Path:
+    """Return a path to read; raise ``OSError`` for a pipe or a device, which may never end."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path
 
 
 @contextlib.contextmanager

@@ -158,6 +158,9 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
         (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"seed: 0", b"precision: bf16", r"unknown field 'precision'"),
+        (b"data: glyphs", b'data: "\\e[2J"', r"--data \\x1b\[2J: unknown"),
+        (b"data: glyphs", b"data: " + 9999 * b"x", r" --data x{800,1000} … .{400}"),
+        (b"seed: 0", b"seed: &s 0\nstarts: [*s]", r"an alias of YAML"),
         (whole, b"a: [1\n", ""),
     ):
         path.write_bytes(whole.replace(then, now))
@@ -165,6 +168,10 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
             run_program(evaluation.main, [str(run_dir), "--tasks", "2"])
         assert stop.value.code == 2
         assert re.fullmatch(rf"error: {path}: [^\n]*{says}[^\n]*\n", capfd.readouterr().err)
+    path.unlink()
+    path.symlink_to("/dev/null")  # as a pipe or /dev/zero, which would not end
+    with pytest.raises(UserError, match=f"^{path}: Not a regular file: not a run directory"):
+        evaluation.main([str(run_dir)])
 
 
 def test_more_threads_than_are_served_here(run_dir: Path) -> None:

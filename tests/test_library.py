@@ -267,6 +267,7 @@ GOOD = torch.rand(3, 1, 28, 28)
         ([GOOD[0], GOOD[0, 0]], NAMES, "support_x: no array of numbers: all input arrays must"),
         ([Image.new("L", (28, 28)), GOOD[0]], NAMES, "support_x: pictures (PIL images, paths) and"),
         (["nowhere.png"] * 3, NAMES, "support_x: nowhere.png cannot be read: No such file"),
+        (["/dev/null"] * 3, NAMES, "support_x: /dev/null cannot be read: Not a regular file"),
         (GOOD, NAMES[:2], "support_y: 2 labels for 3 examples"),
         (GOOD, ["a", "a", "b"], "support_y: 2 classes ('a', 'b'); the model tells 3 apart"),
         (GOOD, "abc", "support_y: str; give a list"),

@@ -23,6 +23,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse all of ``args``. The error for an unknown flag suggests similar flags."""
+        for word in args or ():
+            if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
+                self.error(f"{word}: -- is no value")
         found, unknown = self.parse_known_args(args)
         if unknown:
             word = next((word for word in unknown if word.startswith("-")), unknown[0])

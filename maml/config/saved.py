@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from datasets.theirs import FromFile
+from datasets.whole import regular
 from maml.config import registry
 from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
@@ -21,11 +23,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
     With ``trust``, a user's own components in that file are imported. Without it, they stay names
     (`datasets.theirs.FromFile`). Importing such a name is an error, but reading numbers is not.
     """
-    # Imported here, because most commands need no YAML and must check their flags quickly.
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = content_of(path)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
         values = content["config"].items()
@@ -35,7 +34,7 @@ def read(path: Path, *, trust: bool = False) -> Config:
         check_values(config, own=False)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
-    except (yaml.YAMLError, ValueError, RecursionError, UserError) as error:
+    except (ValueError, RecursionError, UserError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a configuration of this version: {reason}") from error
     names = registry.theirs(config)
@@ -48,9 +47,28 @@ def read(path: Path, *, trust: bool = False) -> Config:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return config
-    listed = (f"{flag(kind)} {' '.join(name.split())}" for kind, name in names.items())
+    listed = (f"{flag(kind)} {name}" for kind, name in names.items())
     said = f"{path}: it names code to import: {' and '.join(listed)}"
     return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
+
+
+def content_of(path: Path) -> Any:
+    """Return what a config.yaml holds, or raise OSError or ValueError. Refuse YAML's aliases, by
+    which a few bytes become gigabytes: `maml.run.directory.write_config` writes none.
+    """
+    # Imported here, because most commands need no YAML and must check their flags quickly.
+    import yaml
+
+    class Plain(yaml.SafeLoader):
+        def compose_node(self, *where: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("it has an alias of YAML (*name): write out what it stands for")
+            return super().compose_node(*where)
+
+    try:
+        return Plain(regular(path).read_text(encoding="utf-8")).get_single_data()
+    except yaml.YAMLError as error:
+        raise ValueError(error) from error
 
 
 def believed(config: Config) -> Config:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
+from itertools import filterfalse
 from typing import Any
 
 import torch
@@ -19,12 +20,16 @@ from maml.errors import UserError
 from maml.learners import Learner
 from maml.learners.base import Predictions
 from maml.learners.data import training_task
+from maml.learners.objectives import is_taken
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.params import Params
 from maml.run.progress import bar
 from maml.strategies.base import Strategy
 from maml.worker import Worker
+
+OURS = ("accuracy", "return", "return_before", "episodes", "precision@1", "precision@5")
+"""The metrics of our own learners; a `summary` shows each other metric under its name."""
 
 
 def there_are(tasks: int, worker: Worker, split: str) -> int:
@@ -44,6 +49,7 @@ def check_own_data(worker: Worker, splits: Sequence[str], *, trains: bool) -> li
     opened = [(worker.training, *training_task(config), config.queries)] if trains else []
     for split in splits:
         opened.append((worker.evaluation(split), config.ways, config.shots, config.eval_queries))
+    per_class = "accuracy" in worker.learner.metric_names
     for episodes, *sizes in opened:
         if isinstance(episodes, (Acting, Batches, FewShotImages)):
             continue  # the tasks are ours
@@ -57,7 +63,7 @@ def check_own_data(worker: Worker, splits: Sequence[str], *, trains: bool) -> li
             trained = bits
         elif bits[:2] == trained[:2] and task.support_x.numel():  # queries may differ in number
             same.append(episodes.split)
-        if not lines and not isinstance(made, list) and (other := _other_sizes(task, *sizes)):
+        if not lines and (other := _other_sizes(task, *sizes, per_class=per_class)):
             lines = [f"warning: {what} has {other}"]
     if same:
         line = f"task 0 of {' and '.join(same)} has the support set of train task 0, bit for bit"
@@ -72,20 +78,19 @@ def _bits(made: Any) -> list[Any]:
     return [(part.shape, part.cpu().numpy().tobytes()) for part in task]
 
 
-def _other_sizes(task: Task, ways: int, shots: int, queries: int) -> str:
-    """Say how a task of classes ``[1, E, …]`` differs in size from what the flags say, or ""."""
-    labels = [task.support_y, task.query_y]
-    if any(y.is_floating_point() or y.dim() != 2 for y in labels):
-        return ""
-    found = [len(torch.cat(labels, 1).unique()), *(y.shape[1] for y in labels)]
-    if found == (said := [ways, ways * shots, ways * queries]):
-        return ""
+def _other_sizes(task: Task, ways: int, shots: int, queries: int, *, per_class: bool) -> str:
+    """Say how a task ``[1, E, …]`` differs in size from what the flags say, or ""."""
+    said, classes = f"{shots}-shot, {counted(queries, 'query', 'queries')}", 1
+    if per_class:
+        said, classes = f"{ways}-way {said} per class", ways
     has, flags = (
-        f"{counted(of, 'class', 'classes')}, {support} support and {query} query examples"
-        for of, support, query in (found, said)
+        f"{support} support and {query} query examples"
+        for support, query in (
+            (task.support_y.shape[1], task.query_y.shape[1]),
+            (classes * shots, classes * queries),
+        )
     )
-    per_class = counted(queries, "query", "queries")
-    return f"{has}; the flags say {ways}-way {shots}-shot, {per_class} per class: {flags}"
+    return "" if has == flags else f"{has}; the flags say {said}: {flags}"
 
 
 def check_answers(learner: Learner) -> str:
@@ -218,6 +223,10 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     said = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
     if metric != "accuracy":
         said = shown("")
+    own = [name for name in result if f"{name}_ci95" in result and name not in OURS]
+    for name in filterfalse(is_taken, own):
+        ci95 = result[f"{first}{name}_ci95"]
+        said += f", {name} {with_interval(result[first + name], ci95, name)}"
     over, steps = result["tasks"], counted(config.eval_inner_steps, "inner step")
     queries, shots = counted(config.eval_queries, "query", "queries"), f"{config.shots}-shot"
     conditions = [counted(over, "task")]

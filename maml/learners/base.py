@@ -18,7 +18,7 @@ from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.adapting import frozen
-from maml.learners.data import data_contents, few_shot_tasks, network_of
+from maml.learners.data import data_contents, few_shot_tasks, network_of, own_objective
 from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
 from maml.metagradient import differentiate, draws, unrolled
 from maml.metagradient.by_task import Batching, Way, each_task
@@ -105,6 +105,8 @@ class Learner(nn.Module, ABC):
             any_outputs = self.any_outputs or not self.inherits("loss")
             outputs = self.outputs(config)
             self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
+            if not self.inherits("loss") and self.inherits("metrics"):
+                self.objective = own_objective(self.objective, self.contents, self.network)
         self.criterion = self.objective.loss
         self.metric_names = self.objective.names
         self.image_shape = self.contents.image_shape
@@ -202,10 +204,8 @@ class Learner(nn.Module, ABC):
 
     def open_tasks(self, split: str, *, evaluation: bool = False) -> Episodes:
         """Return the tasks of ``split`` to learn from, or for an ``evaluation``: few-shot tasks."""
-        classes = self.inherits("loss")
-        return few_shot_tasks(
-            self.config, split, self.contents.form, evaluation=evaluation, classes=classes
-        )
+        form, classes = self.contents.form, self.inherits("loss")
+        return few_shot_tasks(self.config, split, form, evaluation=evaluation, classes=classes)
 
     def materialise(self, meta_params: Params, tasks: Task, phase: int | None = None) -> Any:
         """Return the B tasks that the losses read. A learner that acts plays them here, as the

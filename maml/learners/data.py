@@ -9,10 +9,12 @@ from datasets import contents, open_episodes
 from datasets.checked import Form
 from datasets.episodes import Episodes
 from datasets.errors import DataError
-from datasets.generators import drawn
+from datasets.generators import drawn, kept
 from datasets.opening import Contents
 from maml.config import Config, registry
+from maml.learners.objectives import Objective, classes_of, for_targets
 from maml.networks import build_network
+from maml.networks.calls import apply
 
 
 def data_options(config: Config) -> dict[str, Any]:
@@ -66,6 +68,17 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
             one_for=None if any_outputs else one_for,
             **{name: getattr(config, name) for name in own},
         )
+
+
+def own_objective(objective: Objective, contents: Contents, network: nn.Module) -> Objective:
+    """Return an objective for a user's own loss, whose integer targets may be no classes."""
+    if contents.form is None or not contents.classifies:
+        return objective
+    x = torch.full((2, *contents.shape), 1 if contents.integers else 0.5)
+    y = torch.zeros(2, *contents.form["query_y"][1])
+    with torch.no_grad(), kept():
+        outputs, _ = apply(network, dict(network.named_parameters()), x)
+    return for_targets(objective, classes_of(outputs, y, default=False), y.dim() - 1)
 
 
 def few_shot_tasks(

@@ -1,7 +1,8 @@
 """Losses and metrics of classification and regression, and the check of metric names."""
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,6 +46,37 @@ def accuracy(
     # NaN logits count as wrong, because argmax returns a class for them too.
     right = (logits.argmax(-1) == labels) & counted & ~logits.isnan().any(-1)
     return {"accuracy": right.sum(-1).to(logits.dtype) / counted.sum(-1)}
+
+
+def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
+    """Return the number of classes in outputs for labels ``y [E, …]``; 0: they are not classes.
+
+    Classes are the last dimension. The ``default`` loss needs them in the second, or this raises.
+    """
+    if not isinstance(outputs, Tensor):
+        if default:
+            what = type(outputs).__name__
+            raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
+        return 0
+    shape = list(outputs.shape)
+    classes = shape.pop(1 if default else -1) if len(shape) > 1 else 0
+    if default and shape != list(y.shape):
+        raise UserError(
+            f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the loss "
+            "that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
+        )
+    # We do not take a single output as classes: it may be a logit or a count.
+    return classes if shape == list(y.shape) and (classes > 1 or default) else 0
+
+
+def for_targets(
+    objective: Objective, classes: int, parts: int, *, classes_first: bool = False
+) -> Objective:
+    """Return an objective that measures the `accuracy` of ``parts``, or nothing without classes."""
+    if not classes:
+        return objective._replace(metrics=_nothing, names=())
+    of_parts = functools.partial(accuracy, parts=parts, classes_first=classes_first)
+    return objective._replace(metrics=of_parts)
 
 
 def _precisions(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from datasets.image_files import Decoder, as_in, shown
 from datasets.tasks import Task
+from datasets.whole import regular
 from datasets.words import counted
 from maml.errors import UserError
 from maml.metagradient.by_task import one_by_one
@@ -136,7 +137,7 @@ def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     try:
         if isinstance(picture, Image.Image):
             return decoder.image(picture)
-        with Image.open(Path(picture).expanduser()) as opened:
+        with Image.open(regular(Path(picture).expanduser())) as opened:
             return decoder.file(opened)
     # Pillow's readers raise errors of every kind for damaged bytes.
     except Exception as error:
@@ -279,24 +280,3 @@ def ways_of(i: int, task: Task) -> int:
         unknown = f"query_y has the label {max(strange)}, and support_y no example of that class"
         raise UserError(f"task {i}: {unknown}")
     return len(known)
-
-
-def classes_of(outputs: Any, y: Tensor, default: bool) -> int:
-    """Return the number of classes in outputs for labels ``y [E, …]``; 0: they are not classes.
-
-    Classes are the last dimension. The ``default`` loss needs them in the second, or this raises.
-    """
-    if not isinstance(outputs, Tensor):
-        if default:
-            what = type(outputs).__name__
-            raise UserError(f"the module returns a {what}; give loss=, a function of it and y")
-        return 0
-    shape = list(outputs.shape)
-    classes = shape.pop(1 if default else -1) if len(shape) > 1 else 0
-    if default and shape != list(y.shape):
-        raise UserError(
-            f"task 0: query_y is {list(y.shape)}, and outputs are {list(outputs.shape)}; the loss "
-            "that is the default takes [E] and [E, N], or [E, …] and [E, N, …]; give loss="
-        )
-    # We do not take a single output as classes: it may be a logit or a count.
-    return classes if shape == list(y.shape) and (classes > 1 or default) else 0

@@ -6,7 +6,6 @@ Shape legend: B tasks, E examples.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -22,12 +21,12 @@ from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import REGRESSION, accuracy
+from maml.learners.objectives import classes_of, for_targets
 from maml.library import checking, distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.inputs import GivenTasks, as_support, as_tasks, classes_of, ways_of, whole
+from maml.library.inputs import GivenTasks, as_support, as_tasks, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching
@@ -233,12 +232,10 @@ class MetaLearner(checking.Waiting):
         if self._loss is None or (classes and not parts):
             return self.learner  # its own metrics fit
         learner = copy.copy(self.learner)
-        if classes:
-            of_parts = functools.partial(accuracy, parts=parts, classes_first=self._of_classes)
-            learner.objective = learner.objective._replace(metrics=of_parts)
-        else:
-            learner.objective = REGRESSION._replace(loss=learner.objective.loss)
-            learner.metric_names = ()
+        learner.objective = for_targets(
+            learner.objective, classes, parts, classes_first=self._of_classes
+        )
+        learner.metric_names = learner.objective.names
         return learner
 
     def _classes(self, x: Tensor, y: Tensor) -> int:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from datasets.theirs import passed
 from maml.config import registry
 from maml.errors import UserError
 from maml.networks.calls import apply
@@ -69,14 +70,16 @@ def build_network(
 def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
     """Call a user's factory with the data's shape and the ways; refuse another signature."""
     names = ("image_shape", "ways") if len(shape) == 3 else ("shape", "outputs")
-    called = f"it is called with {names[0]}={shape}, {names[1]}={count}"
     signature = inspect.signature(make)
+    given = (shape, count)[: passed(signature, 2)]
+    called = ", ".join(f"{n}={value}" for n, value in zip(names, given, strict=False))
+    called = f"it is called with {called}"
     try:
-        signature.bind(shape, count)
+        signature.bind(*given)
     except TypeError:
         raise UserError(f"--network {name}: takes {signature}; {called}") from None
     try:
-        return make(shape, count)
+        return make(*given)
     except Exception as error:
         error.add_note(called)
         raise

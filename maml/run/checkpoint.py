@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.whole import written
+from datasets.whole import regular, written
 from maml.errors import UserError
 from maml.params import Params
 
@@ -126,7 +126,7 @@ def tested(content: dict[str, Any]) -> dict[str, Any]:
 
 def load_parameters(path: Path) -> tuple[Params, str]:
     """Return the parameters of a checkpoint or a ``state_dict``, and the key that held them."""
-    content = _content(path, is_zip=zipfile.is_zipfile(path))
+    content = _content(path, older=True)
     if isinstance(content, dict) and "model" in content and "format" in content:
         return dict(load(path)["model"]), ""
     if PARTS["model"](content) and content:
@@ -144,12 +144,13 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     return dict(found[key]), str(key)
 
 
-def _content(path: Path, is_zip: bool = True) -> Any:
+def _content(path: Path, older: bool = False) -> Any:
     """Return the content of a file that torch saved, tensors on the CPU; errors as in `load`.
 
-    Unless ``is_zip``, the file has torch's older format, which has no checksums.
+    ``older``: the file may have torch's older format, which has no checksums.
     """
     try:
+        is_zip = zipfile.is_zipfile(regular(path)) or not older
         # torch ignores the checksums that it writes, so a damaged weight would go unnoticed.
         with zipfile.ZipFile(path) if is_zip else contextlib.nullcontext() as archive:
             if archive and (damaged := archive.testzip()):

@@ -120,10 +120,10 @@ def write_config(
 def _starts(path: Path) -> list[dict[str, Any]]:
     """Return the starts that a config.yaml lists; an empty list if it cannot be read."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = saved.content_of(path)
         # YAML reads a bare date as a datetime, which no checkpoint can hold: make it text.
         content = json.loads(json.dumps(content, skipkeys=True, default=str))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return []
     starts = content.get("starts") if isinstance(content, dict) else None
     if not isinstance(starts, list):

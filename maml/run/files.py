@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.whole import written
+from datasets.whole import regular, written
 from maml.errors import UserError
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
@@ -97,10 +97,10 @@ def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; a UserError names a missing or damaged file."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: damaged: no JSON object")
@@ -132,7 +132,7 @@ def write_tasks(
 def read_tasks(path: Path) -> Scores:
     """Return each task's scores from a file that `write_tasks` wrote, or raise a UserError."""
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.reader(regular(path).read_text(encoding="utf-8").splitlines()))
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:

@@ -17,9 +17,8 @@ from typing import Any, TypeAlias
 
 import psutil
 import torchopt.distributed as todist
-import yaml
 
-from maml.config import Config
+from maml.config import Config, saved
 from maml.processes.clock import within
 from maml.run.files import append_line, keep_rows, write_text
 
@@ -126,7 +125,7 @@ class TensorboardSink:
 
 def hyperparameters(run_dir: Path) -> dict[str, Any]:
     """Return every field of the configuration, and the rest of config.yaml as ``environment``."""
-    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    content = saved.content_of(run_dir / "config.yaml")
     own: dict[str, Any] = content.pop("config")
     return own | {"environment": content}
 

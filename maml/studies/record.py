@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import yaml
 
-from maml.config import FLAGS, OF_A_HOST, Config, registry
+from maml.config import FLAGS, OF_A_HOST, Config, registry, saved
 from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import PRESETS, changed, published_row, spelled
 from maml.errors import UserError
@@ -72,7 +72,7 @@ def write(
     config = directory.read_config(run_dir)
     here = directory.config_here(run_dir, data_root, None, trust=trust)
     registry.import_theirs(here)
-    content = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    content = saved.content_of(run_dir / "config.yaml")
     starts = _starts(run_dir, content)
     status = directory.read_status(run_dir)
     if status is None or status["state"] != "finished":

@@ -112,7 +112,8 @@ def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
     if saved["iteration"] > config.iterations:
         length = "iterations" if config.epochs is None else "epochs"
         made = f"{path} was made after iteration {saved['iteration']}"
-        raise UserError(f"{flag(length)} {getattr(config, length)}: {made}")
+        what = f"{flag(length)} {getattr(config, length)}: {made}"
+        raise UserError(f"{what}; give more, or --resume never and another --run-dir")
     try:
         OuterOptimizer(config, params).load_state_dict(saved["optimizer"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -68,6 +68,7 @@ def bad(split, change, at=5, of="train"):
 WAYS = {
     "space": lambda t: SimpleNamespace(**t._asdict()),
     "dicts": lambda t: [dict(zip(t._fields, one)) for one in zip(*t)],
+    "listed": lambda t: [*zip(*t)],
     "short": lambda t: [one[:3] for one in zip(*t)],
 }
 def given(split, way):
@@ -77,6 +78,7 @@ def given(split, way):
 KINDS = {
     "int32": lambda x, y: (x, y.int()),
     "bytes": lambda x, y: ((255 * x).round().byte(), y),
+    "several": lambda x, y: (x, torch.eye(5)[y].long()),
     "points": lambda x, y: (x.double().flatten(2)[:, 0, :3], y.double()[:, None]),
 }
 def kinds(split, kind): return Drawn(split, lambda dice: KINDS[kind](*image(dice)))
@@ -106,6 +108,10 @@ class Gaussian(MAML):
 
 def flat(shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), outputs))
+def words_of(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 10), nn.Unflatten(1, (5, 2)))
+class Near(MAML):
+    def loss(self, outputs, y): return (outputs.mean() - y.to(outputs.dtype).mean()).square()
 class Weighted(MAML):
     def __init__(self, config):
         super().__init__(config)
@@ -185,13 +191,20 @@ def test_task_0_depends_on_its_address_and_has_the_sizes_that_the_flags_say(own:
     with pytest.raises(UserError, match=r":unseeded: train task 0 differs at each call: "):
         Trainer(parse([*words, f"{own}:unseeded"]))
     fits = [f"{own}:images", "--shots", "2", "--queries", "2", "--eval-queries", "2"]
-    for more, says in (fits, []), ([*fits, "--shots", "3"], ["5-way 3-shot, 2 queries per class"]):
+    listed = [f"{own}:given(way='listed')", *fits[1:]]
+    floats = ["--learner", f"{own}:Gaussian", "--network", f"{own}:two"]
+    for more, says in (
+        (fits, []),
+        ([*fits, "--shots", "3"], ["5-way 3-shot, 2 queries per class"]),
+        ([*listed, "--shots", "3"], ["5-way 3-shot, 2 queries per class"]),
+        ([f"{own}:kinds(kind='points')", *fits[1:], *floats], ["2-shot, 2 queries"]),
+    ):
         worker = Worker(parse([*words, *more]), torch.device("cpu"))
         _, same, *sizes = check_own_data(worker, ["validation", "test"], trains=True)
         assert ": task 0 of validation and test has the support set of train task 0" in same
         for found in sizes, check_own_data(worker, ["test"], trains=False)[1:]:
             assert [line.split(" the flags say ")[1].split(":")[0] for line in found] == says
-            assert all("has 5 classes, 10 support and 10 query examp" in line for line in found)
+            assert all("has 10 support and 10 query examp" in line for line in found)
 
 
 # ---- tasks that are converted -------------------------------------------------------------------
@@ -261,7 +274,9 @@ def test_examples_of_any_shape(kind: str, shape: tuple[int, ...], own: str, tmp_
 # ---- other outputs, targets and losses ----------------------------------------------------------
 
 
-def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: Path) -> None:
+def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Two outputs for each target. Tests are scored by the loss that is trained."""
     run_dir = tmp_path / "run"
     words = ["maml-sinusoid-10shot", "--learner", f"{own}:Gaussian", "--network", f"{own}:two"]
@@ -269,10 +284,18 @@ def test_a_loss_of_one_s_own_takes_any_outputs_and_targets(own: str, tmp_path: P
     config = parse([*words, *BRIEF, *more])
     assert Trainer(config).run() == 0
     assert all("error" in row for row in metrics(run_dir))
+    assert re.search(r"test loss \S+ ± \S+, error \d+\.\d\d ± \d+\.\d\d: ", capsys.readouterr().out)
     assert result(run_dir)["loss"] < untrained(config)
     assert evaluate([str(run_dir), "--tasks", "3", "--trust"]) == 0
     (row,) = read_rows(run_dir / "evaluations.jsonl")
     assert row["loss"] == result(run_dir)["loss"] and row["error"] == result(run_dir)["error"]
+    # Integers that are classes of the outputs, or not.
+    several = ["maml-glyphs-5way-1shot", "--data", f"{own}:kinds(kind='several')", *BRIEF]
+    for network, measured in {"flat": False, "words_of": True}.items():
+        of = [*several, "--learner", f"{own}:Near", "--network", f"{own}:{network}"]
+        there = tmp_path / network
+        assert Trainer(parse([*of, "--iterations", "1", "--run-dir", str(there)])).run() == 0
+        assert (result(there)["accuracy"] is not None) == measured
     # Class weights, in a buffer.
     images = ["--data", f"{own}:images", "--network", f"{own}:flat", *BRIEF]
     weighted = ["maml-glyphs-5way-1shot", "--learner", f"{own}:Weighted", *images]

@@ -136,6 +136,7 @@ from torch import nn
 from maml.learners.maml import MAML
 def wrong(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways + 1))
+def small(image_shape, width=6): return nn.Sequential(nn.Flatten(), nn.Linear(784, width))
 def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
 def strangers(split):
@@ -197,10 +198,10 @@ ARGUMENTS = """
 import numpy as np
 from torch import nn
 from maml.learners.maml import MAML
-def net(image_shape, ways, width=4, *, sizes=(), norm=None):
+def net(image_shape, num_classes=9, width=4, *, sizes=(), norm=None):
     sizes += [width] if isinstance(sizes, list) else (width,)
     layers = [nn.Flatten(), nn.Linear(784, *sizes[-1:])]
-    return nn.Sequential(*layers, *[nn.Linear(*sizes[-1:], ways)])
+    return nn.Sequential(*layers, *[nn.Linear(*sizes[-1:], num_classes)])
 def images(split, ways, *, side=28, name="?"):
     return [np.full((9, side, side), 20 * label, np.uint8) for label in range(len(name) + ways)]
 class Plain(MAML):
@@ -265,7 +266,9 @@ CANNOT_BE = {
     "--data strangers": r"class a of train is int64 \[\]; all must be uint8",
     "--network net(width=32": r"'\(' was never closed; write module:attribute\(name=value",
     "--network net(32)": r"gives plain values by name; write module:attribute",
-    "--network net(ways=3)": r"ways is given by this program: leave it out$",
+    "--network small": r"two images became \[2, 6\]",
+    "--network small(width=7)": r"two images became \[2, 7\]",
+    "--network net(num_classes=3)": r"num_classes is given by this program: leave it out$",
     "--learner Sharp": r"missing 1 required positional argument: 'sharp'",
     "--learner Plain(x=3)": r"unexpected keyword argument 'x'; it takes \(config\)$",
     "--data images(ways=3)": r"ways is what --ways says: leave it out$",

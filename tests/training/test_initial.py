@@ -117,6 +117,8 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"--init {path}: .*{says}|--init .*{says}"):
             train(glyphs(init=str(path)), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"^--init /dev/null: .*: Not a regular file$"):
+        train(glyphs(init="/dev/null"), tmp_path / "run")
 
 
 def test_to_plain_torch_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

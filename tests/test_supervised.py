@@ -59,7 +59,9 @@ def test_epochs_say_how_many_iterations(tmp_path: Path) -> None:
     assert (written.epochs, written.iterations) == (3, 11)
     # One more epoch continues the same run.
     assert train(with_values(config, epochs=4), tmp_path)["iteration"] == 14
-    with pytest.raises(UserError, match=r"^--epochs 3: .* was made after iteration 14; give more, "):
+    with pytest.raises(
+        UserError, match=r"^--epochs 3: .* was made after iteration 14; give more, "
+    ):
         train(config, tmp_path)
 
 

@@ -60,7 +60,7 @@ def test_epochs_say_how_many_iterations(tmp_path: Path) -> None:
     # One more epoch continues the same run.
     assert train(with_values(config, epochs=4), tmp_path)["iteration"] == 14
     with pytest.raises(
-        UserError, match=r"^--epochs 3: .* was made after iteration 14; give more"
+        UserError, match=r"^--epochs 3: .* was made after iteration 14; give more, "
     ):
         train(config, tmp_path)
 

@@ -1,8 +1,8 @@
 """What a user's code keeps outside of its network's modules: threads would share it.
 
 Each thread calls a copy of the network (`maml.execution.threads`). But a loss that is a module, a
-global, a closure's variable or an attribute of a class exists once. If a call writes there, and
-reads it again, then another thread may write in between.
+global, a closure's variable or an attribute of a class exists once. If a call writes there, it may
+read it again, and another thread may have written in between.
 """
 
 import dis
@@ -26,14 +26,14 @@ MOST = 20_000
 
 def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
     """Return the values that the code of the owner's modules, and of functions, reaches by name."""
-    own = set(map(id, owner.modules()))
+    seen = set(map(id, owner.modules()))
     waiting: deque[Any] = deque(functions)
     for part in owner.modules():
         waiting += [type(part), *filter(callable, vars(part).values())]
-    seen, found = set[int](), Kept()
+    found = Kept()
     while waiting and len(found) < MOST:
         value = waiting.popleft()
-        if id(value) not in seen | own:
+        if id(value) not in seen:
             seen.add(id(value))
             reached = list(_reached(value))
             waiting += reached
@@ -52,7 +52,7 @@ def is_same(before: Kept, after: Kept) -> bool:
 def _reached(value: Any) -> Iterator[Any]:
     """Yield what a value leads to, if it is of a user's own code."""
     if isinstance(value, Tensor):
-        yield value._version
+        yield 0 if value.is_inference() else value._version
     elif isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list | tuple | set | deque):
@@ -73,7 +73,9 @@ def _reached(value: Any) -> Iterator[Any]:
             except ValueError:  # it is empty
                 yield None
     elif isinstance(value, type):
-        yield from vars(value).values() if _is_theirs(value) else ()
+        # `copy.deepcopy` writes this name.
+        own = vars(value).items() if _is_theirs(value) else ()
+        yield from (held for name, held in own if name != "__slotnames__")
         yield from value.__bases__
     elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
         yield from (type(value), *vars(value).values())

@@ -134,12 +134,12 @@ def at_test(learner: Learner) -> Iterator[None]:
     """Within this context dropout is off, unless ``--eval-draws`` is set. After it, the learner
     batches and draws as before: what a test finds out says nothing about training.
     """
-    before = learner.draws, learner.batching
+    before = learner.draws, learner.batching, learner.shares
     try:
         with switched(learner.network, training=learner.config.eval_draws):
             yield
     finally:
-        learner.draws, learner.batching = before
+        learner.draws, learner.batching, learner.shares = before
 
 
 def each(

@@ -54,7 +54,7 @@ def check(
     if reaching and any(map(_keeps, learner.network.modules())):
         warnings.warn(
             "loss: it reaches the module, where forward keeps what it computes, but the learner "
-            "calls a copy: the loss sees an old value; let forward return what the loss needs",
+            "calls a copy: if the loss reads this, it sees an old value; let forward return it",
             stacklevel=2,
         )
 

@@ -182,14 +182,14 @@ class MetaLearner(checking.Waiting):
         self, own: Learner, params: Params, tasks: list[Task], where: list[draws.Address]
     ) -> OuterGradient:
         found = self._found[self.training]
-        own.draws = found.draws
+        own.draws, own.shares = found.draws, self.learner.shares
         together = found.batching == "vmap" and len(set(map(_shapes, tasks))) == 1
         used = copy.copy(own)
         used.batching = "vmap" if together else "tasks"
         given = _joined(tasks) if together else tasks
         of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
-        own.draws = used.draws
+        own.draws, self.learner.shares = used.draws, used.shares
         batching = used.batching if together else found.batching
         self._found[self.training] = Found(batching, used.draws)
         return of_all
@@ -339,6 +339,7 @@ class MetaLearner(checking.Waiting):
                 found = one_by_one.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )
+            self.learner.shares |= own.shares
             for i, row in zip(places, found, strict=True):
                 rows[i] = row
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}

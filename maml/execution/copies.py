@@ -22,7 +22,8 @@ def closed_copy(module: M, memo: dict[int, Any]) -> M:
     memo |= {id(tensor): tensor for some in own for tensor in some if tensor is not None}
     memo |= {id(hook): hook for part in module.modules() for hook in own_hooks(part)}
     made = copy.deepcopy(module, memo)
-    shared = [type(part).__name__ for part in {*made.modules()} & {*module.modules()}]
+    originals = {*module.modules()}
+    shared = [type(part).__name__ for part in made.modules() if part in originals]
     if shared:
         raise TypeError(f"the copy of its {shared[0]} is the {shared[0]} itself")
     for part in made.modules():

@@ -151,14 +151,10 @@ def _copied(module: nn.Module) -> nn.Module:
     """
     shared = dict[int, Any]()
     for path, part in module.named_modules():
-        by, why = "torch.jit.script", "its tensors cannot be replaced by a task's"
+        if isinstance(part, jit.ScriptModule):
+            raise _made_by("torch.jit.script", path, "its tensors cannot be replaced by a task's")
         if type(part).__name__ == "OptimizedModule":
-            by, why = "torch.compile", "it has no second derivative"
-        elif not isinstance(part, jit.ScriptModule):
-            by = ""
-        if by:
-            line = f"module: {path or 'it'} is made by {by}, so {why}; give the module before {by}"
-            raise UserError(line)
+            raise _made_by("torch.compile", path, "it has no second derivative")
         tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
         # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
         made = bool(part._forward_pre_hooks)
@@ -172,6 +168,11 @@ def _copied(module: nn.Module) -> nn.Module:
     except Exception as error:
         line = " ".join(str(error).split())
         raise UserError(f"module: it cannot be copied ({line})") from error
+
+
+def _made_by(tool: str, path: str, why: str) -> UserError:
+    what = f"module: {path or 'it'} is made by {tool}, so {why}"
+    return UserError(f"{what}; give the module before {tool}")
 
 
 def _stubborn(module: nn.Module, shared: dict[int, Any]) -> dict[int, Any]:

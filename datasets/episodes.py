@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.errors import DataError
@@ -94,7 +95,8 @@ def reordered(tasks: Any, keys: addresses.Keys) -> Any:
         return [reordered(*one) for one in zip(tasks, keys[:, None], strict=True)]
     order = torch.from_numpy(addresses.permutation(keys, tasks.support_y.shape[1]))
     rows = torch.arange(len(order))[:, None]
-    return Task(tasks.support_x[rows, order], tasks.support_y[rows, order], *tasks[2:])
+    support = pytree.tree_map(lambda part: part[rows, order], tuple(tasks[:2]))
+    return Task(*support, *tasks[2:])
 
 
 class ImageClasses(NamedTuple):

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.nn.utils.parametrize import register_parametrization
 from torch.nn.utils.prune import l1_unstructured
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import maml
@@ -207,6 +208,13 @@ def hooked(norm: nn.Module) -> nn.Module:
     return norm
 
 
+class Gated(nn.Linear):
+    """Has several inputs."""
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return super().forward(x.flatten(1)) * gate[:, None]
+
+
 def of_both(outputs: Any, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs["classes"], y) + outputs["more"][0].square().mean()
 
@@ -272,14 +280,14 @@ def by_loop(
     for support_x, support_y, query_x, query_y in tasks:
         at = params
         for _ in range(steps):
-            outputs = torch.func.functional_call(network, at, (support_x,))
+            outputs = torch.func.functional_call(network, at, support_x)
             loss = loss_of(outputs, support_y)
             by = torch.autograd.grad(
                 loss, list(at.values()), create_graph=True, materialize_grads=True,
                 allow_unused=True,
             )  # fmt: skip
             at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
-        outputs = torch.func.functional_call(network, at, (query_x,))
+        outputs = torch.func.functional_call(network, at, query_x)
         total = total + loss_of(outputs, query_y) / len(tasks)
     return total.detach(), list(torch.autograd.grad(total, list(params.values())))
 
@@ -771,6 +779,39 @@ def test_support_and_query_may_be_padded_to_two_lengths(kind: type[maml.MetaLear
         kind(nn.Sequential(words, nn.BatchNorm1d(4)))(padded)
 
 
+def test_examples_may_have_several_inputs() -> None:
+    """In order, or by name; as a batch or a list of tasks; also arrays."""
+    several = [((a, a[:, 0, 0]), b, (c, c[:, 0, 0]), d) for a, b, c, d in made()]
+    named = [
+        ({"gate": gate, "x": x.numpy()}, b, UserDict(gate=asked[1], x=asked[0]), d)
+        for (x, gate), b, asked, d in several
+    ]
+    together = pytree.tree_map(lambda *parts: torch.stack(parts), *several)
+    collated = [list(part) if isinstance(part, tuple) else part for part in together]
+    network = Gated(16, 3).double()
+    expected, gradients = by_loop(network, several, 2, 0.1)
+    learners = [
+        maml.MAML(network, inner_lr=0.1, inner_steps=2),
+        maml.ProtoNet(network),
+        maml.Reptile(network, inner_lr=0.1, inner_steps=3, inner_batch=2),
+    ]
+    for form in (several, named, together, collated):
+        network.zero_grad()
+        loss = learners[0](form)
+        loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+        for learner in learners:
+            torch.manual_seed(0)
+            loss = learner(form)
+            torch.manual_seed(0)
+            torch.testing.assert_close(loss, learner(several))
+    for learner in learners:
+        answers = [learner.adapt(*task[:2])(task[2]) for task in (several[0], named[0])]
+        assert torch.equal(*answers)
+
+
 def of_experts(seed: int) -> list[Tensor]:
     """The data say which of two layers answers, so one process may meet only one of them."""
     torch.manual_seed(seed)
@@ -902,10 +943,12 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          "ByName: its output layer b is no layer"),
         (lambda: maml.MAML(dense(), loss=Tempered())(made()), "the loss reads .* by adapt"),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
-        (lambda: maml.MAML(dense())([((t[0], t[0]), *t[1:]) for t in made()]),
-         r"^task 0 is \(tuple, Tensor, Tensor, Tensor\); .* go into its columns"),
+        (lambda: maml.MAML(dense())([(t[0], (t[1], t[1]), *t[2:]) for t in made()]),
+         r"^task 0 is \(Tensor, tuple, Tensor, Tensor\); give"),
         (lambda: maml.MAML(dense())(Task(*stacked(made()))._replace(query_x={})),
-         r"^tasks is \(Tensor, Tensor, dict, Tensor\); .* go into its columns"),
+         r"^tasks is \(Tensor, Tensor, dict, Tensor\); give"),
+        (lambda: maml.MAML(dense())([((t[0], {"b": t[0][:2]}), *t[1:]) for t in made()]),
+         r"^task 0: support_x\[1\]\['b'\] has 2 examples, and support_y 6 targets"),
         (lambda: maml.MAML(maml.MAML(dense())), "module is a MAML; give the module that it is"),
         (lambda: maml.MAML(maml.MAML(dense()).adapt(*made()[0][:2])), "is a FastModule; give"),
         (lambda: type("Own", (maml.ANIL,), {"loss": of_both})(dense()), "^Own.loss is never ca"),

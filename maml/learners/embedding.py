@@ -8,6 +8,7 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from maml.config import Config
@@ -89,12 +90,14 @@ class Embedding(NoAdaptation):
     def _of_both(self, params: Params, task: Task) -> Tensor:
         """Return the features ``[S + E, F]`` of support and query set as one batch."""
         sets = task.support_x, task.query_x
-        if sets[0].shape[1:] == sets[1].shape[1:]:
-            return self.call_network(params, torch.cat(sets))[0]
+        shapes = [[part.shape[1:] for part in pytree.tree_leaves(x)] for x in sets]
+        if shapes[0] == shapes[1]:
+            joined = pytree.tree_map(lambda *parts: torch.cat(parts), *sets)
+            return self.call_network(params, joined)[0]
         # Without batch norms, examples of two lengths have the same features in two batches.
         (support, used), (query, _) = (self.call_network(params, x) for x in sets)
         if used:
-            sizes = " and ".join(str(list(x.shape[1:])) for x in sets)
+            sizes = " and ".join(", ".join(str([*shape]) for shape in of_set) for of_set in shapes)
             raise UserError(
                 f"support_x and query_x have examples {sizes}, which batch norms would normalise "
                 "together: pad them to one size, or use layer or group norms"
@@ -103,7 +106,7 @@ class Embedding(NoAdaptation):
 
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
         """Return the classifier's logits ``[E, N]`` from features ``[S + E, F]`` of both sets."""
-        support, query = features.split([len(task.support_x), len(task.query_x)])
+        support, query = features.tensor_split([len(task.support_y)])
         outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
         if outputs.shape != (len(query), ways):
             raise ValueError(

@@ -1,6 +1,5 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
-import itertools
 import os
 import zlib
 from typing import Any
@@ -95,7 +94,7 @@ def same_number(tasks: list[Task]) -> int:
         return int(drawn)
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.
     digest = 0
-    for tensor in itertools.chain.from_iterable(tasks):
+    for tensor in pytree.tree_leaves(tasks):
         digest = zlib.crc32(f"{tensor.dtype} {[*tensor.shape]}".encode(), digest)
         raw = tensor.detach().cpu().flatten().view(torch.uint8)
         digest = zlib.crc32(raw.numpy().data, digest)

@@ -5,11 +5,12 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners import Learner
-from maml.library.inputs import as_tensor
+from maml.library.inputs import as_inputs
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import own_name, switched, tensors
 from maml.networks.statistics import Statistics
@@ -39,14 +40,14 @@ class FastModule(nn.Module):
         self.__dict__["_learner"] = learner
 
     def forward(self, x: Tensor, batch_statistics: BatchStatistics = "query") -> Tensor:
-        """Return the outputs for queries ``x [E, …]``.
+        """Return the outputs for queries ``x [E, …]``, in the form of the support set's.
 
         With "query", batch norms use the queries' statistics, as the outer loss does. With
         "support", they use the support set's, so no answer depends on another query.
         """
         if batch_statistics not in get_args(BatchStatistics):
             raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
-        learner, x = self._learner, as_tensor(x)
+        learner, x = self._learner, as_inputs(x)
         network = learner.network
         with alone_with(network), switched(network, training=self.training):
             if not learner.inherits("answers"):
@@ -68,7 +69,7 @@ class FastModule(nn.Module):
         """
         network = self._learner.network
         with alone_with(network), switched(network, training=self.training):
-            return self._learner.features_of(self.params, as_tensor(x))[0]
+            return self._learner.features_of(self.params, as_inputs(x))[0]
 
     def network_state(self) -> Params:
         """Return CPU copies of the network's state, by the names that the network's author gave.
@@ -92,7 +93,8 @@ def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) ->
     if torch.is_grad_enabled():
         with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
             return FastModule(learner, learner.adapted(meta_params, support, steps), support)
-    problem, at = learner.adapt(meta_params, Task(*(part[None] for part in support)), steps)
+    alone = pytree.tree_map(lambda part: part[None], support)
+    problem, at = learner.adapt(meta_params, alone, steps)
     found = problem.params({name: tensor[0] for name, tensor in at.items()}, problem.last_step)
     # Clones, because parameters that do not adapt share the learner's memory.
     return FastModule(learner, {name: t.clone() for name, t in found.items()}, support)

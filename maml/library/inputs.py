@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets.image_files import Decoder, as_in, shown
 from datasets.tasks import Task
@@ -33,11 +34,6 @@ GivenTasks: TypeAlias = Task | Parts | Sequence[Task | Parts]
 FORM = (
     "give (support_x, support_y, query_x, query_y) with a leading task dimension, or a list of "
     "such tuples without it"
-)
-
-ONE_TENSOR = (
-    "; each is one tensor: several inputs of an example, as ids and a mask, go into its columns, "
-    "which forward splits"
 )
 
 _ROUNDING = 1e-6
@@ -174,22 +170,23 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     a gradient are refused.
     """
     try:
-        items = [as_tensor(item) for item in _by_name(given)]
+        items = [as_inputs(item) for item in _by_name(given)]
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
         raise UserError(f"tasks is empty; {FORM}")
     if any(isinstance(part, Tensor) for part in items):
         whole = _task(items, "tasks")
-        if min(part.dim() for part in whole) < 2 or len({len(part) for part in whole}) > 1:
-            shapes = ", ".join(str(list(part.shape)) for part in whole)
+        tensors = pytree.tree_leaves(whole)
+        if min(part.dim() for part in tensors) < 2 or len({len(part) for part in tensors}) > 1:
+            shapes = ", ".join(str(list(part.shape)) for part in tensors)
             raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
         if not len(whole.query_y):
             raise UserError(f"tasks is empty; {FORM}")
         tasks = list(one_by_one(whole))
     else:
         found = (_task(item, f"task {i}") for i, item in enumerate(items))
-        tasks = [Task(*(part[None] for part in task)) for task in found]
+        tasks = [pytree.tree_map(lambda part: part[None], task) for task in found]
     for i, task in enumerate(tasks):
         _check(f"task {i}", task, dtype, leaves)
     return tasks
@@ -198,8 +195,8 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
 @contextlib.contextmanager
 def as_support(x: Any, y: Any, dtype: torch.dtype) -> Iterator[Task]:
     """Yield a support set as a task ``[1, E, …]`` that queries it, too; errors name the support."""
-    x, y = as_tensor(x), as_tensor(y)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+    x, y = as_inputs(x), as_inputs(y)
+    if not _are_tensors(x) or not isinstance(y, Tensor):
         raise UserError(
             "adapt takes (support_x, support_y), two tensors or arrays; pictures and names are for "
             "maml.load"
@@ -220,19 +217,31 @@ def _by_name(given: Any) -> Any:
 
 def _task(item: Any, what: str) -> Task:
     try:
-        parts = [as_tensor(part) for part in _by_name(item)]
+        parts = [as_inputs(part) for part in _by_name(item)]
     except TypeError:
         parts = [item]
-    if len(parts) != 4 or not all(isinstance(part, Tensor) for part in parts):
+    of_tensors = all(map(_are_tensors, parts)) and not any(map(_are_several, parts[1::2]))
+    if len(parts) != 4 or not of_tensors:
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
-        raise UserError(f"{what} is ({kinds}); {FORM}{ONE_TENSOR if len(parts) == 4 else ''}")
+        raise UserError(f"{what} is ({kinds}); {FORM}")
     sx, sy, qx, qy = parts
     return Task(sx, _labels(sy), qx, _labels(qy))
 
 
-def as_tensor(given: Any) -> Any:
-    """Return an array of numpy as a tensor; return others unchanged."""
-    return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+def as_inputs(given: Any) -> Any:
+    """Return arrays of numpy as tensors, also in a list, tuple or mapping; the rest unchanged."""
+    given = dict(given) if isinstance(given, Mapping) else given
+    return pytree.tree_map_only(np.ndarray, torch.from_numpy, given)
+
+
+def _are_several(given: Any) -> bool:
+    return isinstance(given, list | tuple | dict) and bool(given)
+
+
+def _are_tensors(given: Any) -> bool:
+    """Return whether ``given`` is a tensor, or a list, tuple or dictionary of some."""
+    parts = pytree.tree_leaves(given) if _are_several(given) else [given]
+    return all(isinstance(part, Tensor) for part in parts)
 
 
 def _labels(y: Tensor) -> Tensor:
@@ -241,7 +250,7 @@ def _labels(y: Tensor) -> Tensor:
 
 
 def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
-    for name, tensor in task._asdict().items():
+    for name, tensor in _named(task):
         if leaves and tensor.requires_grad:
             raise UserError(
                 f"{what}: {name} requires a gradient, and a meta-gradient does not reach tasks: "
@@ -252,15 +261,23 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
                 f"{what}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "
                 "give both as one dtype"
             )
-    for part, x, y in (("support", *task[:2]), ("query", *task[2:])):
+    for name, x in _named(task):
+        part = name.partition("_")[0]
+        y = getattr(task, f"{part}_y")
         if x.dim() < 2 or y.dim() < 2:
-            shapes = f"{part}_x is {list(x.shape[1:])} and {part}_y {list(y.shape[1:])}"
+            shapes = f"{name} is {list(x.shape[1:])} and {part}_y {list(y.shape[1:])}"
             raise UserError(f"{what}: {shapes}; give [E, …] each, an entry for each example")
         if x.shape[:2] != y.shape[:2]:
-            counts = f"{part}_x has {x.shape[1]} examples, and {part}_y {y.shape[1]} targets"
+            counts = f"{name} has {x.shape[1]} examples, and {part}_y {y.shape[1]} targets"
             raise UserError(f"{what}: {counts}")
-    if not task.query_x.shape[1]:
+    if not task.query_y.shape[1]:
         raise UserError(f"{what}: query_x is empty: a loss is of its examples")
+
+
+def _named(task: Task) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of a task with its name, as "query_x" or "query_x['mask']"."""
+    for path, tensor in pytree.tree_flatten_with_path(task)[0]:
+        yield pytree.keystr(path).removeprefix("."), tensor
 
 
 def ways_of(i: int, task: Task) -> int:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.episodes import reordered
@@ -134,7 +135,9 @@ class MetaLearner(checking.Waiting):
 
         Args:
             tasks: ``(support_x, support_y, query_x, query_y)`` of tensors ``[B, E, …]``; or a list
-                of such tuples of tensors ``[E, …]``, whose sets may have any sizes.
+                of such tuples of tensors ``[E, …]``, whose sets may have any sizes. Several inputs
+                of an example are a list or tuple, as ``(ids, mask)``, for ``module(ids, mask)``, or
+                a mapping, as ``{"ids": …, "mask": …}``, for ``module(ids=…, mask=…)``.
 
         Raises:
             UserError: for tasks of another form or dtype.
@@ -199,7 +202,7 @@ class MetaLearner(checking.Waiting):
         if not tasks:
             return
         # The program's learners (without `_loss`) may get mini-batches, which have no support set.
-        empty = [i for i, task in enumerate(tasks) if not task.support_x.shape[1]]
+        empty = [i for i, task in enumerate(tasks) if not task.support_y.shape[1]]
         if empty and self._loss is not None:
             raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
         by_ways = self.learner.any_ways and tasks[0].support_y.numel()
@@ -217,7 +220,7 @@ class MetaLearner(checking.Waiting):
 
     def _measuring(self, tasks: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs."""
-        x, y = tasks[0].query_x[0], tasks[0].query_y[0]
+        x, y = _alone(tasks[0])[2:]
         of_numbers = y.is_floating_point() or y.is_complex()
         if of_numbers and self._of_classes:
             raise UserError(
@@ -226,8 +229,9 @@ class MetaLearner(checking.Waiting):
             )
         classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
-            for part, (of_x, of_y) in (("support", task[:2]), ("query", task[2:])):
-                self._check_labels(f"task {i}: {part}_y", of_x[0], of_y[0])
+            own = _alone(task)
+            for part, (of_x, of_y) in (("support", own[:2]), ("query", own[2:])):
+                self._check_labels(f"task {i}: {part}_y", of_x, of_y)
         parts = y.dim() - 1
         if self._loss is None or (classes and not parts):
             return self.learner  # its own metrics fit
@@ -305,14 +309,14 @@ class MetaLearner(checking.Waiting):
         through all inner steps. So you can use your own outer loss.
 
         Args:
-            x: Examples ``[E, …]``, a tensor or an array of numpy.
+            x: Examples ``[E, …]``, tensors or arrays of numpy, in the form of a task's.
             y: Their targets ``[E, …]``.
             steps: Inner steps; None: ``eval_inner_steps``.
         """
         checking.check_learning(self._learning)
         with as_support(x, y, self._dtype) as task:
             ((own, _),) = self._of_each_size([task])
-        support = Task(*(part[0] for part in task))
+        support = _alone(task)
         steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
         return adapted(own, own.meta_parameters(), support, steps)
 
@@ -375,9 +379,13 @@ class _OuterLoss(torch.autograd.Function):
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 
+def _alone(task: Task) -> Task:
+    return pytree.tree_map(lambda part: part[0], task)
+
+
 def _shapes(task: Task) -> tuple[torch.Size, ...]:
-    return tuple(part.shape for part in task)
+    return tuple(part.shape for part in pytree.tree_leaves(task))
 
 
 def _joined(tasks: list[Task]) -> Task:
-    return Task(*(torch.cat(parts) for parts in zip(*tasks, strict=True)))
+    return pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.tasks import Task
@@ -35,7 +36,7 @@ class MiniBatches:
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and its outputs."""
         places = self.places(step, len(task.support_y), task.support_y.device)
-        x, y = task.support_x[places], task.support_y[places]
+        x, y = pytree.tree_map(lambda part: part[places], (task.support_x, task.support_y))
         return self.loss(params, task._replace(support_x=x, support_y=y), step)
 
     def places(self, step: int, n: int, device: torch.device | None = None) -> Tensor:

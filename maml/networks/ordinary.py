@@ -119,10 +119,14 @@ class Ordinary(nn.Module):
         self.context_layer = f"{AROUND}{context}" if isinstance(context, str) else None
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
-        """Apply the module to ``x [E, …]``."""
+        """Apply the module to ``x [E, …]``: one input, several in order, or several by name."""
         self.tape.begin(statistics)
         try:
-            return self.module(x), tuple(self.tape.used)
+            if isinstance(x, dict):
+                outputs = self.module(**x)
+            else:
+                outputs = self.module(*x) if isinstance(x, list | tuple) else self.module(x)
+            return outputs, tuple(self.tape.used)
         finally:
             self.tape.begin(None)
 

@@ -91,7 +91,9 @@ class Checked:
         parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
         for name, part in parts.items():
             if not isinstance(part, Tensor):
-                raise self._error(ids, f"{type(made).__name__} without a tensor {name}")
+                several = isinstance(part, tuple | list | dict)
+                more = ": several inputs go into its columns, for forward to split" * several
+                raise self._error(ids, f"{type(made).__name__} without a tensor {name}{more}")
             parts[name] = self._converted(name, part[None] if alone else part)
         found = Task(**parts)
         wrong = _wrong_sets(found, len(ids)) or self._wrong_labels(found) or self._wrong_form(found)

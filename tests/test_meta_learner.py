@@ -795,7 +795,7 @@ def test_examples_may_have_several_inputs() -> None:
         maml.ProtoNet(network),
         maml.Reptile(network, inner_lr=0.1, inner_steps=3, inner_batch=2),
     ]
-    for form in (several, named, together, collated):
+    for form in (several, named, [named[0], *several[1:]], together, collated):
         network.zero_grad()
         loss = learners[0](form)
         loss.backward()

@@ -186,7 +186,7 @@ class MetaLearner(checking.Waiting):
     ) -> OuterGradient:
         found = self._found[self.training]
         own.draws, own.shares = found.draws, self.learner.shares
-        together = found.batching == "vmap" and len(set(map(_shapes, tasks))) == 1
+        together = found.batching == "vmap" and all(_shapes(t) == _shapes(tasks[0]) for t in tasks)
         used = copy.copy(own)
         used.batching = "vmap" if together else "tasks"
         given = _joined(tasks) if together else tasks
@@ -383,8 +383,9 @@ def _alone(task: Task) -> Task:
     return pytree.tree_map(lambda part: part[0], task)
 
 
-def _shapes(task: Task) -> tuple[torch.Size, ...]:
-    return tuple(part.shape for part in pytree.tree_leaves(task))
+def _shapes(task: Task) -> tuple[pytree.TreeSpec, list[torch.Size]]:
+    leaves, form = pytree.tree_flatten(task)
+    return form, [part.shape for part in leaves]
 
 
 def _joined(tasks: list[Task]) -> Task:

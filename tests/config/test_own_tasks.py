@@ -70,6 +70,7 @@ WAYS = {
     "dicts": lambda t: [dict(zip(t._fields, one)) for one in zip(*t)],
     "listed": lambda t: [*zip(*t)],
     "short": lambda t: [one[:3] for one in zip(*t)],
+    "pair": lambda t: t._replace(support_x=(t.support_x, t.support_x)),
 }
 def given(split, way):
     drawn = images(split)
@@ -171,8 +172,10 @@ def test_a_later_task_that_is_wrong_is_one_line(change: str, own: str) -> None:
 def test_a_task_of_another_type_has_the_parts_or_is_one_line(own: str) -> None:
     found, same = (maml.episodes(f"{own}:{f}", "test") for f in ("given(way='space')", "images"))
     assert torch.equal(found.tasks([3]).query_x, same.tasks([3]).query_x)
-    for way, kind in {"dicts": "dict", "short": "tuple"}.items():
-        with pytest.raises(UserError, match=rf"test task 0 of .*: {kind} without a tensor support"):
+    several = "Task without a tensor support_x: several inputs go into its columns"
+    wrong = {"dicts": "dict without a", "short": "tuple without a", "pair": several}
+    for way, said in wrong.items():
+        with pytest.raises(UserError, match=rf"test task 0 of .*: {said}"):
             maml.episodes(f"{own}:given(way='{way}')", "test").tasks([0])
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
 from datasets.errors import DataError
@@ -91,7 +92,8 @@ class Checked:
         parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
         for name, part in parts.items():
             if not isinstance(part, Tensor):
-                several = isinstance(part, tuple | list | dict)
+                of_tensors = any(isinstance(p, Tensor) for p in pytree.tree_leaves(part))
+                several = name.endswith("_x") and of_tensors
                 more = ": several inputs go into its columns, for forward to split" * several
                 raise self._error(ids, f"{type(made).__name__} without a tensor {name}{more}")
             parts[name] = self._converted(name, part[None] if alone else part)

@@ -15,6 +15,7 @@ Shape legend, used by every docstring of this project:
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 class Task(NamedTuple):
@@ -46,10 +47,10 @@ class Task(NamedTuple):
 
     def __repr__(self) -> str:
         """Return types and shapes, not the numbers."""
-        parts = (
-            f"{name}={str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
-            if isinstance(part, Tensor)
-            else f"{name}={part!r}"
-            for name, part in zip(self._fields, self, strict=True)
-        )
+        shown = (pytree.tree_map_only(Tensor, _shape, part) for part in self)
+        parts = (f"{name}={part}" for name, part in zip(self._fields, shown, strict=True))
         return f"Task({', '.join(parts)})"
+
+
+def _shape(part: Tensor) -> str:
+    return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"

@@ -783,7 +783,7 @@ def test_examples_may_have_several_inputs() -> None:
     """In order, or by name; as a batch or a list of tasks; also arrays."""
     several = [((a, a[:, 0, 0]), b, (c, c[:, 0, 0]), d) for a, b, c, d in made()]
     named = [
-        ({"gate": gate, "x": x.numpy()}, b, UserDict(gate=asked[1], x=asked[0]), d)
+        ({"gate": gate, "x": x.numpy()}, b, UserDict(x=asked[0], gate=asked[1]), d)
         for (x, gate), b, asked, d in several
     ]
     together = pytree.tree_map(lambda *parts: torch.stack(parts), *several)
@@ -810,6 +810,27 @@ def test_examples_may_have_several_inputs() -> None:
     for learner in learners:
         answers = [learner.adapt(*task[:2])(task[2]) for task in (several[0], named[0])]
         assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize("kind", [maml.MAML, maml.ProtoNet])
+def test_inputs_of_other_dtypes_are_no_batch(kind: type[maml.MetaLearner]) -> None:
+    """`torch.cat` would make the booleans numbers, and networks tell masks apart by their dtype."""
+
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(x.flatten(1)) * (mask if mask.dtype == torch.bool else -mask)
+
+    def tasks(of_booleans: Callable[[Tensor], Tensor]) -> Any:
+        (a, b, c, d), (e, f, g, h) = made((5, 5))
+        signs = [x[:, :3, 0].sign() for x in (a, c, e, g)]
+        signs[0], signs[3] = (of_booleans(signs[i] > 0) for i in (0, 3))
+        a, c, e, g = zip((a, c, e, g), signs, strict=True)
+        return [(a, b, c, d), (e, f, g, h)]
+
+    learner = kind(Masked(16, 3).double())
+    mixed, alike = tasks(lambda mask: mask), tasks(lambda mask: -mask.double())
+    torch.testing.assert_close(learner(mixed), learner(alike))
+    torch.testing.assert_close(learner.evaluate(mixed), learner.evaluate(alike))
 
 
 def of_experts(seed: int) -> list[Tensor]:
@@ -846,7 +867,8 @@ def refused(rank: int) -> None:
     """Tasks in another number, order, value or size."""
     tasks, learner = made(), maml.MAML(dense())
     moved = stacked([(a + 1e-12 * rank, *rest) for a, *rest in tasks])  # type: ignore[misc]
-    for own in (tasks[rank:], tasks[:: 1 - 2 * rank], moved, made((6, 6, 5 + rank))):
+    named = [({"ab"[rank]: a, "ba"[rank]: a.sin()}, b, a, b) for a, b, *_ in tasks]
+    for own in (tasks[rank:], tasks[:: 1 - 2 * rank], moved, made((6, 6, 5 + rank)), named):
         with pytest.raises(maml.UserError, match=r"^the tasks of rank 1 are not those"):
             learner(own)
 
@@ -892,7 +914,7 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense().float())(made()), "support_x is torch.float64, .*float32"),
         (lambda: maml.MAML(dense())([(t[0], t[1][:2], *t[2:]) for t in made()]),
          "task 0: support_x has 6 examples, and support_y 2 targets"),
-        (lambda: maml.MAML(dense()).adapt([], ["owl"]), "two tensors or arrays; .* for maml.load"),
+        (lambda: maml.MAML(dense()).adapt([], ["owl"]), "^adapt takes .* for maml.load"),
         (lambda: maml.MAML(dense()).evaluate(made(), steps=1.5), "steps 1.5: give a whole number"),
         (lambda: maml.MAML(nn.Linear), "module is <class .*Linear'>; give a torch.nn.Module"),
         (lambda: maml.MAML(dense())([(*t[:2], t[2][:0], t[3][:0]) for t in made()]),
@@ -947,6 +969,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
          r"^task 0 is \(Tensor, tuple, Tensor, Tensor\); give"),
         (lambda: maml.MAML(dense())(Task(*stacked(made()))._replace(query_x={})),
          r"^tasks is \(Tensor, Tensor, dict, Tensor\); give"),
+        (lambda: maml.MAML(dense())([({"a": t[0], "b": None}, *t[1:]) for t in made()]),
+         r"^task 0: support_x\['b'\] is NoneType; give a tensor, or leave an input out"),
         (lambda: maml.MAML(dense())([((t[0], {"b": t[0][:2]}), *t[1:]) for t in made()]),
          r"^task 0: support_x\[1\]\['b'\] has 2 examples, and support_y 6 targets"),
         (lambda: maml.MAML(maml.MAML(dense())), "module is a MAML; give the module that it is"),

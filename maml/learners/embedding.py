@@ -90,23 +90,25 @@ class Embedding(NoAdaptation):
     def _of_both(self, params: Params, task: Task) -> Tensor:
         """Return the features ``[S + E, F]`` of support and query set as one batch."""
         sets = task.support_x, task.query_x
-        shapes = [[part.shape[1:] for part in pytree.tree_leaves(x)] for x in sets]
-        if shapes[0] == shapes[1]:
+        flat = [pytree.tree_flatten(x) for x in sets]
+        forms = [(tree, [(part.dtype, part.shape[1:]) for part in parts]) for parts, tree in flat]
+        if forms[0] == forms[1]:
             joined = pytree.tree_map(lambda *parts: torch.cat(parts), *sets)
             return self.call_network(params, joined)[0]
-        # Without batch norms, examples of two lengths have the same features in two batches.
+        # Without batch norms, examples of two forms have the same features in two batches.
         (support, used), (query, _) = (self.call_network(params, x) for x in sets)
         if used:
-            sizes = " and ".join(", ".join(str([*shape]) for shape in of_set) for of_set in shapes)
+            sizes = " and ".join(", ".join(str([*p.shape[1:]]) for p in parts) for parts, _ in flat)
             raise UserError(
                 f"support_x and query_x have examples {sizes}, which batch norms would normalise "
-                "together: pad them to one size, or use layer or group norms"
+                "together: give both in one form, padded to one size, or use layer or group norms"
             )
         return torch.cat([support, query])
 
     def _of_features(self, params: Params, features: Tensor, task: Task, ways: int) -> Tensor:
         """Return the classifier's logits ``[E, N]`` from features ``[S + E, F]`` of both sets."""
-        support, query = features.tensor_split([len(task.support_y)])
+        n_queries = len(pytree.tree_leaves(task.query_x)[0])
+        support, query = features.split([len(task.support_y), n_queries])
         outputs = self.logits(params, support, one_hot(task.support_y, ways, support), query)
         if outputs.shape != (len(query), ways):
             raise ValueError(

@@ -94,9 +94,10 @@ def same_number(tasks: list[Task]) -> int:
         return int(drawn)
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.
     digest = 0
-    for tensor in pytree.tree_leaves(tasks):
-        digest = zlib.crc32(f"{tensor.dtype} {[*tensor.shape]}".encode(), digest)
-        raw = tensor.detach().cpu().flatten().view(torch.uint8)
+    for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
+        form = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
+        digest = zlib.crc32(form.encode(), digest)
+        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest = zlib.crc32(raw.numpy().data, digest)
     mine = torch.stack([drawn, torch.tensor(digest)])
     of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

@@ -46,7 +46,10 @@ class FastModule(nn.Module):
         "support", they use the support set's, so no answer depends on another query.
         """
         if batch_statistics not in get_args(BatchStatistics):
-            raise UserError(f"batch_statistics {batch_statistics!r}: query or support")
+            name = batch_statistics if isinstance(batch_statistics, str) else type(batch_statistics)
+            raise UserError(
+                f"batch_statistics {name!r}: query or support (several inputs: one tuple)"
+            )
         learner, x = self._learner, as_inputs(x)
         network = learner.network
         with alone_with(network), switched(network, training=self.training):

@@ -170,12 +170,12 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     a gradient are refused.
     """
     try:
-        items = [as_inputs(item) for item in _by_name(given)]
+        items = list(_by_name(given))
     except TypeError:
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}") from None
     if not items:
         raise UserError(f"tasks is empty; {FORM}")
-    if any(isinstance(part, Tensor) for part in items):
+    if any(isinstance(part, Tensor | np.ndarray) for part in items):
         whole = _task(items, "tasks")
         tensors = pytree.tree_leaves(whole)
         if min(part.dim() for part in tensors) < 2 or len({len(part) for part in tensors}) > 1:
@@ -195,10 +195,9 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
 @contextlib.contextmanager
 def as_support(x: Any, y: Any, dtype: torch.dtype) -> Iterator[Task]:
     """Yield a support set as a task ``[1, E, …]`` that queries it, too; errors name the support."""
-    x, y = as_inputs(x), as_inputs(y)
-    if not _are_tensors(x) or not isinstance(y, Tensor):
+    if not isinstance(as_inputs(y), Tensor):
         raise UserError(
-            "adapt takes (support_x, support_y), two tensors or arrays; pictures and names are for "
+            "adapt takes (support_x, support_y), tensors or arrays; pictures and names are for "
             "maml.load"
         )
     try:
@@ -220,28 +219,27 @@ def _task(item: Any, what: str) -> Task:
         parts = [as_inputs(part) for part in _by_name(item)]
     except TypeError:
         parts = [item]
-    of_tensors = all(map(_are_tensors, parts)) and not any(map(_are_several, parts[1::2]))
-    if len(parts) != 4 or not of_tensors:
+    several = any(isinstance(part, tuple | dict) for part in parts[1::2])
+    if len(parts) != 4 or several or not all(map(pytree.tree_leaves, parts)):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")
-    sx, sy, qx, qy = parts
-    return Task(sx, _labels(sy), qx, _labels(qy))
+    task = Task(*parts)
+    for name, tensor in _named(task):
+        if not isinstance(tensor, Tensor):
+            kind = f"{type(tensor).__name__} {getattr(tensor, 'dtype', '')}".rstrip()
+            raise UserError(f"{what}: {name} is {kind}; give a tensor, or leave an input out")
+    return task._replace(support_y=_labels(task.support_y), query_y=_labels(task.query_y))
 
 
 def as_inputs(given: Any) -> Any:
-    """Return arrays of numpy as tensors, also in a list, tuple or mapping; the rest unchanged."""
-    given = dict(given) if isinstance(given, Mapping) else given
-    return pytree.tree_map_only(np.ndarray, torch.from_numpy, given)
-
-
-def _are_several(given: Any) -> bool:
-    return isinstance(given, list | tuple | dict) and bool(given)
-
-
-def _are_tensors(given: Any) -> bool:
-    """Return whether ``given`` is a tensor, or a list, tuple or dictionary of some."""
-    parts = pytree.tree_leaves(given) if _are_several(given) else [given]
-    return all(isinstance(part, Tensor) for part in parts)
+    """Return arrays of numpy as tensors. Several inputs become a tuple, or a dictionary by name."""
+    if isinstance(given, Mapping):
+        return {name: as_inputs(given[name]) for name in sorted(given, key=str)}
+    if isinstance(given, list | tuple):
+        return tuple(map(as_inputs, given))
+    if isinstance(given, np.ndarray) and given.dtype.kind in "biufc":
+        return torch.from_numpy(np.ascontiguousarray(given))
+    return given
 
 
 def _labels(y: Tensor) -> Tensor:

@@ -383,9 +383,9 @@ def _alone(task: Task) -> Task:
     return pytree.tree_map(lambda part: part[0], task)
 
 
-def _shapes(task: Task) -> tuple[pytree.TreeSpec, list[torch.Size]]:
+def _shapes(task: Task) -> tuple[pytree.TreeSpec, list[tuple[torch.Size, torch.dtype]]]:
     leaves, form = pytree.tree_flatten(task)
-    return form, [part.shape for part in leaves]
+    return form, [(part.shape, part.dtype) for part in leaves]
 
 
 def _joined(tasks: list[Task]) -> Task:

@@ -172,13 +172,14 @@ def test_learn2learn_finds_what_our_records_say(
     # Both list their blocks in the order in which they compute.
     for i, block in enumerate(network.base if config.network == "conv4" else network.features):
         block.normalize.eps = config.norm_eps
+        block.normalize.requires_grad_(config.adapt != "*,@norm=0")
         for name, module in (("conv", block.conv), ("norm", block.normalize)):
             for part in ("weight", "bias"):
                 getattr(module, part).data = ours.pop(f"network.blocks.{i}.{name}.{part}")
     for part in ("weight", "bias"):
         getattr(network.classifier, part).data = ours.pop(f"network.head.{part}")
     assert not ours
-    learned = oracle("MAML")(network, lr=config.inner_lr)
+    learned = oracle("MAML")(network, lr=config.inner_lr, allow_nograd=True)
     given = build_learner(config).open_tasks("test", evaluation=True).tasks(torch.arange(tasks))
     for index in range(tasks):
         support_x, support_y, query_x, query_y = (part[index] for part in given)

@@ -274,8 +274,12 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
 
 def _named(task: Task) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor of a task with its name, as "query_x" or "query_x['mask']"."""
-    for path, tensor in pytree.tree_flatten_with_path(task)[0]:
-        yield pytree.keystr(path).removeprefix("."), tensor
+    for field, part in task._asdict().items():
+        if isinstance(part, Tensor):  # torch's walk takes as long as all checks
+            yield field, part
+            continue
+        for path, tensor in pytree.tree_flatten_with_path(part)[0]:
+            yield field + pytree.keystr(path), tensor
 
 
 def ways_of(i: int, task: Task) -> int:

@@ -30,7 +30,7 @@ from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
-from maml.metagradient.by_task import Batching
+from maml.metagradient.by_task import Batching, unstacked
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import ExplicitNorm, switched
@@ -220,7 +220,7 @@ class MetaLearner(checking.Waiting):
 
     def _measuring(self, tasks: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs."""
-        x, y = _alone(tasks[0])[2:]
+        x, y = next(unstacked(tasks[0]))[2:]
         of_numbers = y.is_floating_point() or y.is_complex()
         if of_numbers and self._of_classes:
             raise UserError(
@@ -229,7 +229,7 @@ class MetaLearner(checking.Waiting):
             )
         classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
-            own = _alone(task)
+            own = next(unstacked(task))
             for part, (of_x, of_y) in (("support", own[:2]), ("query", own[2:])):
                 self._check_labels(f"task {i}: {part}_y", of_x, of_y)
         parts = y.dim() - 1
@@ -316,7 +316,7 @@ class MetaLearner(checking.Waiting):
         checking.check_learning(self._learning)
         with as_support(x, y, self._dtype) as task:
             ((own, _),) = self._of_each_size([task])
-        support = _alone(task)
+        support = next(unstacked(task))
         steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
         return adapted(own, own.meta_parameters(), support, steps)
 
@@ -377,10 +377,6 @@ class _OuterLoss(torch.autograd.Function):
                 "your own by adapt()"
             )
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
-
-
-def _alone(task: Task) -> Task:
-    return pytree.tree_map(lambda part: part[0], task)
 
 
 def _shapes(task: Task) -> tuple[pytree.TreeSpec, list[tuple[torch.Size, torch.dtype]]]:

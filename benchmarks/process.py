@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import importlib
 import json
 import os
 import resource
@@ -14,30 +13,25 @@ import tempfile
 import time
 import warnings
 
-import psutil
-
 from maml.errors import UserError
 from maml.processes import system
 
 
 class Peer:
-    """A process that repeats what ``benchmarks.<of>.repetition_of`` returns for a peer."""
+    """A process that repeats what `benchmarks.settings.repetition_of` returns for a peer."""
 
-    def __init__(
-        self, name: str, setting: str, threads: int, *, float64: bool = False, of: str = "settings"
-    ) -> None:
+    def __init__(self, name: str, setting: str, threads: int, *, float64: bool = False) -> None:
         self.name = name
         # A file, because a pipe that this process does not read could block the peer.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         asked = {"peer": name, "setting": setting, "threads": threads, "float64": float64}
-        command = [sys.executable, "-m", "benchmarks.process", f"benchmarks.{of}"]
-        command.append(json.dumps(asked))
+        command = [sys.executable, "-m", "benchmarks.process", json.dumps(asked)]
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env=environment,
         )  # fmt: skip
-        self.ready_mib = self._answer()["mib"]
+        self._answer()  # it is ready
 
     def ask(self, line: str) -> dict[str, float]:
         """Send a command; return its figures by name. UserError: the process has ended."""
@@ -70,7 +64,7 @@ class Peer:
 
 def main() -> None:
     """Serve until standard input ends."""
-    asked = json.loads(sys.argv[2])
+    asked = json.loads(sys.argv[1])
     # Libraries print notices: send these to stderr, because the parent reads the real stdout.
     answers, sys.stdout = sys.stdout, sys.stderr
     warnings.simplefilter("ignore")
@@ -84,19 +78,20 @@ def main() -> None:
     # Fused attention has no second derivative, neither for ours nor for peers.
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
-    repetition = importlib.import_module(sys.argv[1]).repetition_of(**asked)
-    mib = psutil.Process().memory_info().rss / 2**20
-    print(json.dumps({"mib": mib}), file=answers, flush=True)
+    from benchmarks.settings import repetition_of
+
+    repetition = repetition_of(**asked)
+    print("{}", file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
-        began, cores_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         result = repetition()
-        seconds, of_cores = time.perf_counter() - began, time.process_time() - cores_began
+        seconds = time.perf_counter() - began
         if command == "check":
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
         del result  # free its memory before the next repetition
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        answer = {"seconds": seconds, "processor": of_cores, "peak_mib": peak_mib}
+        answer = {"seconds": seconds, "peak_mib": peak_mib}
         print(json.dumps(answer), file=answers, flush=True)
 
 

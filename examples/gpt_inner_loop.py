@@ -37,39 +37,31 @@ class Size(NamedTuple):
 TINY = Size(width=8, layers=2, heads=2, vocabulary=11, length=6, batch=4)
 
 
-class Block(nn.Module):
-    """Causal attention and two layers, each after a norm, as in GPT-2."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        width, self.heads = size.width, size.heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``[B, L, width]`` to the same."""
-        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        x = x + self.out(seen.flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
 class GPT(nn.Module):
-    """A decoder of tokens."""
+    """A decoder of tokens: causal attention and two layers a block, each after a norm, as GPT-2."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
         self.tokens = nn.Embedding(size.vocabulary, size.width)
         self.places = nn.Embedding(size.length, size.width)
-        self.blocks = nn.Sequential(*(Block(size) for _ in range(size.layers)))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                size.width, size.heads, 4 * size.width, dropout=0.0, activation="gelu",
+                batch_first=True, norm_first=True,
+            )
+            for _ in range(size.layers)
+        )  # fmt: skip
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens ``[B, L]`` to logits ``[B, L, vocabulary]`` of the next one."""
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        return self.head(self.norm(self.blocks(x)))
+        length = tokens.shape[1]
+        x = self.tokens(tokens) + self.places.weight[:length]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, dtype=x.dtype)
+        for block in self.blocks:
+            x = block(x, mask, is_causal=True)
+        return self.head(self.norm(x))
 
 
 def draw(size: Size, steps: int, seed: int = 0) -> Params:
@@ -115,23 +107,19 @@ def query(net: GPT, params: Params, task: Params, step: int) -> tuple[Tensor, Te
     return each.mean(), each
 
 
-def meta_gradient(
-    net: GPT, meta_params: Params, task: Params, steps: int, snapshots: int = 0
-) -> maml.OuterGradient:
-    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``.
+def problem(net: GPT, steps: int, meta_params: Params) -> maml.Problem:
+    """Return the inner problem, which keeps a sixth of its ``steps`` states."""
+    return maml.Problem(
+        start={n: t for n, t in meta_params.items() if n != "of sources"},
+        support=partial(support, net), query=partial(query, net),
+        fixed={"of sources": meta_params["of sources"]},
+        optimizer="adamw", lr=RATE, steps=steps, snapshots=max(steps // 6, 1),
+    )  # fmt: skip
 
-    ``snapshots``: the number of states to keep; more cost memory and save time. 0: ``steps`` / 6.
-    """
 
-    def state(meta_params: Params) -> maml.Problem:
-        return maml.Problem(
-            start={n: t for n, t in meta_params.items() if n != "of sources"},
-            support=partial(support, net), query=partial(query, net),
-            fixed={"of sources": meta_params["of sources"]},
-            optimizer="adamw", lr=RATE, steps=steps, snapshots=snapshots or max(steps // 6, 1),
-        )  # fmt: skip
-
-    return maml.meta_gradient(state, meta_params, task)
+def meta_gradient(net: GPT, meta_params: Params, task: Params, steps: int) -> maml.OuterGradient:
+    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``."""
+    return maml.meta_gradient(partial(problem, net, steps), meta_params, task)
 
 
 def main() -> None:

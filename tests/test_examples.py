@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.inner_loop import plain
 from benchmarks.record import table
 from datasets.tasks import Task
 from examples import datarater
@@ -17,6 +16,7 @@ from examples import maml_from_scratch as scratch
 from maml.config.presets import PRESETS, with_values
 from maml.learners import build_learner
 from tests.launching import REPO, run
+from tests.metagradient.peer import by_hand
 
 
 def test_the_program_s_gradient_is_the_taught_one() -> None:
@@ -75,7 +75,8 @@ def test_a_gpt_s_inner_loop_has_the_gradient_of_a_plain_loop(steps: int) -> None
     meta_params, task = gpt.begin(net), gpt.draw(gpt.TINY, steps)
     found = gpt.meta_gradient(net, meta_params, task, steps).gradients
     with sdpa_kernel(SDPBackend.MATH):
-        expected = plain(net, meta_params, task, steps, checkpointed=False)
+        taught = by_hand(gpt.problem(net, steps, meta_params), task).gradients
+    expected = {name: {**taught.start, **taught.fixed}[name] for name in found}
     assert expected["of sources"].abs().max() > 1e-4
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
 
@@ -84,7 +85,7 @@ def test_a_gpt_s_sources_learn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["gpt_inner_loop.py", "--tiny"])
-    torch.manual_seed(0)
+    torch.manual_seed(2)
     gpt.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert all(" ".join(row[3:7]) == "shares of the sources" for row in rows)

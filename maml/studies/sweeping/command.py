@@ -1,7 +1,6 @@
 """The command line of a trial: W&B's macros, filled in."""
 
 import itertools
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from maml.studies import REPOSITORY
 from maml.studies.sweeping.file import Point, SweepFile, setting_of
 from maml.studies.sweeping.sweep import next_point
 
-ENVIRONMENT = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 CHECKED = 64
 """At most this many points, after the first, are checked before any trial runs."""
 
@@ -61,25 +59,18 @@ def _file_of(module: str) -> Path:
 
 def _words(file: SweepFile, values: Mapping[str, Any]) -> list[str]:
     """Return the words of a command line with macros filled in; errors as in `command_of`."""
-    plain = {name: f"{name}={value}" for name, value in values.items()}
-    no_flags = {n: n if values[n] is True else word for n, word in plain.items()}
     macros = {
-        "env": ["/usr/bin/env"],
-        "interpreter": [sys.executable],
-        "program": [_program(file)],
-        "args": [f"--{word}" for word in plain.values()],
-        "args_no_hyphens": [*plain.values()],
-        "args_no_equals": [w for name in values for w in (f"--{name}", str(values[name]))],
-        "args_no_boolean_flags": [f"--{no_flags[n]}" for n in values if values[n] is not False],
+        "${env}": ["/usr/bin/env"],
+        "${interpreter}": [sys.executable],
+        "${program}": [_program(file)],
+        "${args}": [f"--{name}={value}" for name, value in values.items()],
     }
     words: list[str] = []
     for word in file.command:
-        word = ENVIRONMENT.sub(lambda found: os.environ.get(found[1], found[1]), word)
-        macro = re.fullmatch(r"\$\{(.*)\}", word)
-        if macro and macro[1] not in macros:
-            known = ", ".join(f"${{{name}}}" for name in macros)
+        if "${" in word and word not in macros:
+            known = ", ".join(macros)
             raise UserError(f"{file.path}: command: {word} is not known here; known are {known}")
-        words += macros[macro[1]] if macro else [word]
+        words += macros.get(word, [word])
     return words
 
 

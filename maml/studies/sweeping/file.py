@@ -74,7 +74,7 @@ def _values_of(space: BaseDistribution) -> Sequence[Any] | None:
     if isinstance(space, CategoricalDistribution):
         return space.choices
     if isinstance(space, IntDistribution):
-        return range(space.low, space.high + 1, space.step)
+        return range(space.low, space.high + 1)
     return None
 
 
@@ -133,7 +133,7 @@ def _command(said: dict[str, Any]) -> tuple[str, ...]:
     words = tuple(map(str, command))
     if "${program}" in words and not isinstance(said.get("program"), str):
         raise ValueError("program: ${program} needs one, as in program: train_maml.py")
-    if not any(word.startswith("${args") for word in words):
+    if "${args}" not in words:
         raise ValueError("command: has no ${args}, so that every trial would be the same")
     return words
 
@@ -150,31 +150,21 @@ def _among(values: list[Any]) -> CategoricalDistribution:
     return CategoricalDistribution(list(dict.fromkeys(values)))  # Optuna, too, takes 1 for 1.0
 
 
-def _between(min: Any, max: Any, *, log: bool = False, q: float | None = None) -> FloatDistribution:
+def _between(min: Any, max: Any, *, log: bool = False) -> FloatDistribution:
     low, high = float(min), float(max)  # YAML reads 1e-3 as text
     if not -math.inf < low < high < math.inf:
         raise ValueError(f"min {min} must be below max {max}")
-    return FloatDistribution(low, high, log=log, step=q)
-
-
-def _steps(min: Any, max: Any, q: Any = 1) -> BaseDistribution:
-    if not all(type(number) is int for number in (min, max, q)):
-        return _between(min, max, q=q)
-    if min >= max:
-        raise ValueError(f"min {min} must be below max {max}")
-    return IntDistribution(min, max, step=q)
+    return FloatDistribution(low, high, log=log)
 
 
 KINDS: dict[str, Callable[..., BaseDistribution]] = {
     "constant": lambda value: _among([value]),
     "categorical": lambda values: _among(values),
-    "int_uniform": lambda min, max: _steps(int(min), int(max)),
+    "int_uniform": lambda min, max: IntDistribution(int(min), int(max)),
     "uniform": lambda min, max: _between(min, max),
-    "q_uniform": lambda min, max, q=1: _steps(min, max, q),
-    "log_uniform": lambda min, max: _between(math.exp(min), math.exp(max), log=True),
     "log_uniform_values": lambda min, max: _between(min, max, log=True),
 }
-"""Maps each of W&B's distributions to a function that makes Optuna's."""
+"""Maps those of W&B's distributions that are known here to a function that makes Optuna's."""
 
 
 def _parameter(name: Any, said: Any) -> BaseDistribution:
@@ -188,7 +178,7 @@ def _parameter(name: Any, said: Any) -> BaseDistribution:
             raise ValueError(f"distribution {kind!r} is not one of {', '.join(KINDS)}")
         facts = {str(key): value for key, value in said.items() if key != "distribution"}
         taken = inspect.signature(KINDS[kind]).parameters
-        if not facts.keys() <= taken.keys() or len(facts) < len(taken.keys() - {"q"}):
+        if facts.keys() != taken.keys():
             raise ValueError(f"{kind} has {' and '.join(taken)}")
         return KINDS[kind](**facts)
     except (ValueError, TypeError, ArithmeticError) as error:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.network import Repetition
-from benchmarks.peers import OF_MAML, OF_OWN, build
+from benchmarks.peers import OF_MAML, OF_MEMORY, OF_OWN, build
 from datasets import image_shape
 from datasets.tasks import Task
 from maml.config import Config
@@ -62,11 +62,12 @@ SETTINGS: dict[str, Setting] = {
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }
 
-MEMORY_STEPS = (1, 5, 10, 25, 50)
-MEMORY = {
-    f"memory-{network}-{n}": _small(network, n) for network in ("conv4", *OWN) for n in MEMORY_STEPS
+MEMORY: dict[str, Setting] = {
+    f"memory-{network}-{n}": _small(network, n)._replace(peers=OF_MEMORY)
+    for network in ("conv4", *OWN)
+    for n in (1, 5, 10, 25, 50)
 }
-"""The settings of `benchmarks.memory`."""
+"""Settings that show how the peak memory grows with the number of inner steps."""
 
 
 def make_tasks(config: Config, n_tasks: int) -> Task:

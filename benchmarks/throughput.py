@@ -1,12 +1,13 @@
-"""Tasks per second of the meta-gradient: this project against its peers, interleaved.
+"""Speed and peak memory of the meta-gradient: this project against its peers, interleaved.
 
-    python -m benchmarks.throughput                          # all settings, a table each
+    python -m benchmarks.throughput                          # all settings of speed, a table each
     python -m benchmarks.throughput --settings omniglot-5w1s --rounds 30 --json result.json
+    python -m benchmarks.throughput --settings memory-conv4-50 --threads 1 --rounds 1
 
 Every peer runs in its own process and gets all cores. In each round every peer does one repetition
 while the others wait, so that other load on the machine affects all peers alike. Before the timing,
 the float64 gradient of each peer is checked against ours. Each peer runs as its users run it: ours
-has the allocator settings that our programs apply.
+has the allocator settings that our programs apply. The peak memory is that of the whole process.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from tqdm import tqdm
 from benchmarks import record
 from benchmarks.peers import PEERS
 from benchmarks.process import Peer
-from benchmarks.settings import SETTINGS
+from benchmarks.settings import MEMORY, SETTINGS
 from maml.config.parser import at_least
 from maml.errors import UserError
 from maml.processes.program import run_program
@@ -39,7 +40,9 @@ COLUMNS = {
     "tasks/s": "{tasks_per_second:.1f}",
     "quartiles": "{quartiles[0]:.1f}–{quartiles[1]:.1f}",
     "ours is": "{times:.2f} ×",
+    "MiB": "{peak_mib:.0f}",
 }
+ALL = SETTINGS | MEMORY
 
 
 def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, float]:
@@ -66,23 +69,25 @@ def gradient_errors(peers: list[str], setting: str, threads: int) -> dict[str, f
     }
 
 
-def timed(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, list[float]]:
-    """Return each peer's seconds per repetition, one for each round, without peers that fail."""
-    seconds: dict[str, list[float]] = {name: [] for name in peers}
+def timed(
+    setting: str, peers: list[str], threads: int, rounds: int
+) -> dict[str, list[dict[str, float]]]:
+    """Return each peer's figures of a repetition, for each round, without peers that fail."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
     with contextlib.ExitStack() as ending:
         going = [ending.enter_context(Peer(name, setting, threads)) for name in peers]
         for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
             for peer in list(going):
                 try:
-                    taken = peer.ask("run")["seconds"]
+                    taken = peer.ask("run")
                 except UserError as error:  # all together may not fit into the memory
                     going.remove(peer)
-                    del seconds[peer.name]
+                    del found[peer.name]
                     print(f"{setting}: {error}", file=sys.stderr)
                     continue
                 if number >= WARM_UP:
-                    seconds[peer.name].append(taken)
-    return seconds
+                    found[peer.name].append(taken)
+    return found
 
 
 def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, Any]:
@@ -91,8 +96,8 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     for name, error in errors.items():
         if not error < TOLERANCE:
             raise UserError(f"{name} computes another gradient on {setting}: error {error:.1e}")
-    seconds, tasks = timed(setting, list(errors), threads, rounds), SETTINGS[setting].tasks
-    rates = {name: sorted(tasks / s for s in taken) for name, taken in seconds.items()}
+    found, (_, tasks, title, _) = timed(setting, list(errors), threads, rounds), ALL[setting]
+    rates = {name: sorted(tasks / one["seconds"] for one in of) for name, of in found.items()}
     medians = {name: statistics.median(of_it) for name, of_it in rates.items()}
     rows = [
         {
@@ -101,17 +106,18 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
             "quartiles": [of_it[len(of_it) // 4], of_it[-1 - len(of_it) // 4]],
             "times": medians.get("ours", math.nan) / medians[name],
             "gradient_error": errors[name],
+            "peak_mib": found[name][-1]["peak_mib"],
         }
         for name, of_it in rates.items()
     ]
-    caption = f"**{SETTINGS[setting].title}**: {tasks} tasks, median of {rounds} rounds"
+    caption = f"**{title}**: {tasks} tasks, median of {rounds} rounds"
     return {"setting": setting, "caption": caption, "columns": COLUMNS, "rows": rows}
 
 
 def main(arguments: list[str]) -> None:
     """Run the benchmark."""
     parser = record.parser("throughput", __doc__)
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", choices=ALL, default=list(SETTINGS))
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--threads", type=at_least(1), default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=at_least(1), default=15)
@@ -119,7 +125,7 @@ def main(arguments: list[str]) -> None:
     peers = list(dict.fromkeys(["ours", *options.peers]))
     report: dict[str, Any] = {"hardware": describe(options.threads), "records": []}
     for setting in options.settings:
-        able = [peer for peer in peers if peer in SETTINGS[setting].peers]
+        able = [peer for peer in peers if peer in ALL[setting].peers]
         report["records"].append(measure(setting, able, options.threads, options.rounds))
         record.write(options.json, report)
         print(record.table(report, setting), end="\n\n", flush=True)

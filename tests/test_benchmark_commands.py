@@ -13,7 +13,7 @@ from maml.errors import UserError
     "name, flag, value",
     [
         ("throughput", "--rounds", "0"),
-        ("memory", "--json", "/no/record.json"),
+        ("throughput", "--json", "/no/record.json"),
         ("scaling", "--warm-up", "some"),
         ("tables", "--chekc", "--check"),
     ],

@@ -26,8 +26,10 @@ OURS: dict[str, dict[str, Any]] = {
 _OTHERS = ("ours-compiled", "learn2learn", "higher", "torchopt")
 OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled")
 OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain")
-"""The peers that can compute MAML on our networks, and those for a user's own networks."""
-PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN)))
+OF_MEMORY = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "plain", "vmap")
+"""The peers that can compute MAML on our networks, those for a user's own networks, and those whose
+peak memory grows in different ways."""
+PEERS = tuple(dict.fromkeys((*OF_MAML, *OF_OWN, *OF_MEMORY)))
 
 
 def build(name: str, config: Config, tasks: Task) -> Repetition:

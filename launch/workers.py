@@ -64,19 +64,16 @@ def main(arguments: list[str]) -> int:
 
 def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     """Return the number of workers (or None) and of restarts, and all other flags, checked."""
-    parser = Parser(
-        prog="launch/local", description=__doc__, add_help=False,
-        epilog="All other flags are those of train_maml.py: python train_maml.py --help",
-    )  # fmt: skip
-    parser.add_argument("-h", "--help", action="store_true", help="say this")
+    epilog = "All other flags are those of train_maml.py: python train_maml.py --help"
+    parser = Parser(prog="launch/local", description=__doc__, epilog=epilog)
     text = "processes (default: GPUs, else cores)"
     parser.add_argument("--workers", type=at_least(1), help=text)
     text = "how often to start again (default: 0)"
     parser.add_argument("--restarts", type=at_least(0), default=0, help=text)
     own, others = parser.parse_known_args(arguments)
-    if own.help or not others:
+    if not others:
         parser.print_help()
-        raise SystemExit(0 if own.help else 2)
+        raise SystemExit(2)
     # Check the flags here, so that an error appears once, before any worker starts.
     parse(others)
     return own.workers, own.restarts, others

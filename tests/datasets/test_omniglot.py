@@ -3,7 +3,6 @@
 import hashlib
 import io
 import re
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import DataError, FewShotImages, omniglot, open_batches, open_episodes
+from datasets import DataError, omniglot, open_batches
 from datasets.omniglot import PARTS, SPLITS, class_names, find_part, split_classes
 from tests.datasets import tiny_omniglot as tiny
 from tests.datasets.tiny_torchvision import Web, md5, write_files
@@ -31,7 +30,6 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
     images = omniglot.open_images(root)
     assert images.shape == (7, 20, 28, 28) and images.dtype == np.uint8
-    assert images.max() == 255 and images[..., 0, 0].max() == 0
     assert len(list(empty_cache.glob("omniglot/28x28-*.npy"))) == 1
     with monkeypatch.context() as patch:
         patch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
@@ -92,23 +90,6 @@ def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, emp
     with pytest.raises(DataError, match=rf"^{place}: not found, .*corrupted.*{ways_out}[^\n]*$"):
         omniglot.open_images(tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
-
-
-def test_real_images_are_in_class_order_and_episodes_of_their_split(data_root):
-    images = omniglot.open_images(data_root)
-    assert images.shape == (1623, 20, 28, 28) and images.dtype == np.uint8
-    assert 10 < images.mean() < 40, "ink is bright, and there is little of it"
-    e = open_episodes("omniglot", "test", ways=5, shots=1, queries=1, seed=0, data_root=data_root)
-    assert isinstance(e, FewShotImages) and e.rotate
-    assert set(e.first // 20) == set(split_classes("maml", "test"))
-    archives = sorted((data_root / "omniglot").glob("images_*.zip"))
-    if len(archives) != 2:
-        pytest.skip("the archives themselves are not here")
-    for archive, rows in zip(archives, ((0, 963), (964, 1622)), strict=True):
-        with zipfile.ZipFile(archive) as opened:
-            for row in rows:
-                members = sorted(n for n in opened.namelist() if f"/{class_names()[row]}/" in n)
-                assert (images[row, 7] == expected(opened.read(members[7]))).all()
 
 
 # ---- its parts --------------------------------------------------------------------------------

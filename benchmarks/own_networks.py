@@ -53,18 +53,6 @@ def resnet18(image_shape: Shape, ways: int) -> nn.Module:
     return torchvision.models.resnet18(num_classes=ways, norm_layer=_norm)
 
 
-def resnet12(image_shape: Shape, ways: int) -> nn.Module:
-    """Return learn2learn's ResNet-12, without DropBlock and running statistics."""
-    from learn2learn.vision.models import ResNet12  # imported late: it prints notices
-
-    network: nn.Module = ResNet12(ways, dropblock_dropout=0.0, channels=image_shape[0])
-    for layer in network.modules():
-        if isinstance(layer, nn.BatchNorm2d):
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-            layer.track_running_stats = False
-    return network
-
-
 class ViT(nn.Module):
     """A small vision transformer (Dosovitskiy et al. 2021) of torch's encoder layers."""
 

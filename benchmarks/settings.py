@@ -39,16 +39,16 @@ _MINIIMAGENET = with_values(
 )
 
 
-OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18", "resnet12")
+OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18")
 """The networks of `benchmarks.own_networks`."""
 
 
 def _small(name: str, steps: int) -> Setting:
-    """Return a setting of few Omniglot tasks; the two ResNets have MiniImageNet's shapes."""
+    """Return a setting of few Omniglot tasks; the ResNet has MiniImageNet's shapes."""
     network = f"benchmarks.own_networks:{name}" if name in OWN else name
     # A small rate, so that 50 inner steps on random pixels do not diverge.
     config, tasks = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01), 8
-    if name.startswith("resnet"):
+    if name == "resnet18":
         config, tasks = with_values(config, data="miniimagenet"), 2
     return Setting(config, tasks, f"{name}, {steps} step{'s' * (steps > 1)}", OF_OWN)
 

@@ -1,18 +1,13 @@
 """MiniImageNet is found, checked against its table and decoded once; each error is one line."""
 
-import csv
-import io
 import os
-import shutil
-import tarfile
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import FewShotImages, miniimagenet, open_episodes
+from datasets import miniimagenet, open_episodes
 from datasets.miniimagenet import SHAPE, decode
 from tests.datasets import tiny_miniimagenet as tiny
 from tests.datasets.tiny_torchvision import write_files
@@ -193,24 +188,3 @@ def test_a_damaged_archive_is_named(folder, damage):
     damaged = {"text": b"hello" * 40, "truncated": whole[: len(whole) // 2]}
     archive.write_bytes(damaged.get(damage, flipped))
     assert "not a readable tar.xz file" in not_opened(folder)
-
-
-def test_real_images_and_episodes(data_root, empty_cache):
-    folder = data_root / "miniimagenet"
-    if not (folder / "test.tar.xz").is_file():
-        pytest.skip(f"no test.tar.xz in {folder}: set $MAML_DATA to test it")
-    images = miniimagenet.open_images(data_root, "test")
-    assert images.shape == (20, 600, *SHAPE)
-    e = open_episodes("miniimagenet", "test", data_root=data_root, **REQUEST)
-    assert isinstance(e, FewShotImages) and not e.rotate and len(e.counts) == 20
-    # The first images of the archive, at the places that the table gives them.
-    with open(folder / "test.csv", newline="") as file:
-        labels = {row["filename"]: row["label"] for row in csv.DictReader(file)}
-    order = sorted(labels, key=lambda name: (labels[name], name))
-    with tarfile.open(folder / "test.tar.xz", "r|xz") as opened:
-        for member in islice((m for m in opened if m.isfile()), 0, 1300, 100):
-            row, column = divmod(order.index(Path(member.name).name), 600)
-            with Image.open(io.BytesIO(opened.extractfile(member).read())) as image:
-                assert (images[row, column] == np.asarray(image)).all()
-    # Hundreds of megabytes, and pytest keeps the folders of three sessions.
-    shutil.rmtree(empty_cache)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from datasets.episodes import Episodes
 from datasets.errors import DataError
-from datasets.generators import LOCK, begin, kept, seed_of, state
+from datasets.generators import LOCK, begin, kept, seed_of
 from datasets.registry import FLAG, DataSet
 from datasets.tasks import Task
 from datasets.theirs import calling
@@ -32,8 +32,9 @@ class Checked:
     """Make tasks of a user's own ``episodes``; convert and check them. An error names the bad task.
 
     Floats become ``dtype``. Images of bytes (uint8 ``[B, E, C, H, W]``) are divided by 255 and
-    become ``dtype``, too. All other integers become int64. If the code draws from the global
-    generators, the task's address seeds them: from the first draw on, tasks are made one by one.
+    become ``dtype``, too. All other integers become int64. Each task is made alone, after its
+    address has seeded the global generators. So it is the same in every batch, also if the code
+    draws, or remembers what it drew.
     """
 
     episodes: Episodes
@@ -51,40 +52,24 @@ class Checked:
     def __call__(self, ids: Tensor) -> Any:
         """Return the tasks with these ids, int64 ``[B]``."""
         with LOCK, kept():
-            if len(ids) < 2:
-                return self._made(ids)
-            fault = None
-            if not self.episodes.draws:
-                try:
-                    made = self._made(ids)
-                    if not self.episodes.draws:
-                        return made
-                except DataError as error:
-                    fault = error
-            each = [self._made(one) for one in ids.split(1)]  # also to name the bad task
-        if fault and not self.episodes.draws:
-            raise fault  # each task is good, so the batch is bad
-        return _joined(each)
+            return _joined([self._made(one) for one in ids.split(1)])
 
     def _made(self, ids: Tensor) -> Any:
+        """Make the task of one id, or none of none."""
         with calling(data=self.known):
             first = int(ids[0]) % (self.episodes.one_pass or 2**63) if len(ids) else 0
             begin(seed_of(self.seed, "task", first, self.split))
-            before = state()
             try:
                 made: Any = self.episodes.tasks(ids)
             except Exception as error:
                 error.add_note(self._named(ids))
                 raise
-        if state() != before:
-            vars(self.episodes)["draws"] = True  # also where an author's class is frozen
         if not isinstance(made, list):
             return self._looked_at(made, ids)
         # In a list, the sets of tasks may have any sizes.
         if len(made) != len(ids):
             raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
-        each = zip(made, ids.split(1), strict=True)
-        return [self._looked_at(task, one, alone=True) for task, one in each]
+        return [self._looked_at(task, ids, alone=True) for task in made]
 
     def _looked_at(self, made: Any, ids: Tensor, *, alone: bool = False) -> Task:
         if alone and isinstance(made, (tuple, list)) and len(made) == len(Task._fields):
@@ -107,8 +92,7 @@ class Checked:
         return DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
 
     def _named(self, ids: Tensor) -> str:
-        listed = ", ".join(map(str, ids.tolist()))
-        return f"{self.split} task{'s' * (len(ids) != 1)} {listed} of seed {self.seed}"
+        return f"{self.split} task {', '.join(map(str, ids.tolist()))} of seed {self.seed}"
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         part = part.detach()  # tasks are data: no gradient flows into what made them

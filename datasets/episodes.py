@@ -33,8 +33,6 @@ class Episodes(ABC):
     split: str
     # The number of tasks after which the examples repeat; None: they never repeat.
     one_pass: int | None = None
-    # Whether a user's `tasks` draws from the global generators. The first draw sets it.
-    draws: bool = False
     # A digest of the split's class names, if the user determines the classes; else None.
     division: str | None = None
     # The names of the classes that tasks are drawn from; None: the classes have no names.

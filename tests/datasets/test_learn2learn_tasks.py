@@ -51,7 +51,7 @@ def many(split): return tasks(split, classes=4)
 def other(split): return tasks(split).dataset
 
 class Episodic(datasets.Episodes):
-    # Tasks of equal sizes, or a list, drawn once each; task 0 is not drawn.
+    # Tasks of equal sizes, or a list, drawn once each and remembered; task 0 is not drawn.
     def __init__(self, most):
         self.__dict__["most"], self.__dict__["drawn"] = most, {}
 
@@ -59,10 +59,11 @@ class Episodic(datasets.Episodes):
 
     def one(self, id):
         if id not in self.drawn:
-            x = torch.rand(2, 1 + id % self.most, 4) + (np.random.randn() if id else 0)
-            self.drawn[id] = (x if id else 0 * x) + (random.random() if id else 0)
+            self.drawn[id] = self.draw(1 + id % self.most) if id else torch.zeros(2, 1, 4)
         y = torch.zeros(len(self.drawn[id][0]), dtype=torch.int64)
         return datasets.Task(self.drawn[id][0], y, self.drawn[id][1], y)
+
+    def draw(self, size): return torch.rand(2, size, 4) + np.random.randn() + random.random()
 
     def tasks(self, ids):
         made = [self.one(id) for id in ids.tolist()]

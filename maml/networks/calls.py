@@ -20,7 +20,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from maml.networks.ordinary import own_name
+from maml.networks.ordinary import own_name, tensors
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
 from maml.params import Params
@@ -42,26 +42,22 @@ def apply(
     with alone_with(network):
         # Copies, so that the network's writes into its buffers are gone after the call.
         # Modules may share one buffer; a module in two places has its buffers under one name.
-        buffers: dict[str, Tensor] = {}
         clones: dict[int, Tensor] = {}
-        for path, module in network.named_modules():
-            for attribute, buffer in module._buffers.items():
-                name = f"{path}.{attribute}" if path else attribute
-                if buffer is not None and name not in params:
-                    buffers[name] = clones.setdefault(id(buffer), buffer.clone())
+        held = {name: t for name, t in tensors(network).items() if name not in params}
+        buffers = {name: clones.setdefault(id(t), t.clone()) for name, t in held.items()}
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}
-        tensors = {**buffers, **params}
+        given = {**buffers, **params}
         # A layer in two places has its tensors under one name only. Torch's own ties would swap
         # them twice, and leave the call's tensors in the network.
-        with _calling(network, tensors), _nothing_escapes(network):
+        with _calling(network, given), _nothing_escapes(network):
             outputs, used = torch.func.functional_call(
-                network, tensors, (x, statistics), tie_weights=False
+                network, given, (x, statistics), tie_weights=False
             )
         written = getattr(_local, "written", None)
         if written is not None and network.training:
-            own = [name for name in buffers if name not in tied]
-            written += (own_name(network, n) for n in own if _differs(network, n, tensors[n]))
+            own = [name for name in held if name not in tied]
+            written += (own_name(network, n) for n in own if _differs(held[n], given[n]))
     # Give the outputs, and so the loss, the precision of the parameters. The examples cannot
     # determine the precision, because they may be integers.
     exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
@@ -92,8 +88,7 @@ def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
         _local.written = None
 
 
-def _differs(network: nn.Module, name: str, now: Tensor | None) -> bool:
-    before = network.get_buffer(name)
+def _differs(before: Tensor, now: Tensor | None) -> bool:
     if not before.is_floating_point() or before.layout != torch.strided:
         return False
     if not isinstance(now, Tensor) or now.shape != before.shape:
@@ -138,56 +133,39 @@ def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
         _local.now = before
 
 
-class _Again(AbstractContextManager[None]):
-    """A context that restores the network's state at a checkpoint, for each recomputation."""
+def _again(block: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a block that is computed again: with the tensors, and the tape's place, of now."""
+    network, given = _local.now
+    tape: Tape = getattr(network, "tape", None) or Tape()  # else an unused tape
+    place = tape.given, list(tape.used)
 
-    def __init__(
-        self, network: nn.Module, tensors: dict[str, Tensor], users: AbstractContextManager[Any]
-    ) -> None:
-        self._network, self._tensors, self._users = network, tensors, users
-        self._tape: Tape = getattr(network, "tape", None) or Tape()  # else an unused tape
-        self._place = self._tape.given, list(self._tape.used)
+    def again(*arguments: Any, **named: Any) -> Any:
+        with (
+            alone_with(network),
+            remembering(False),
+            _reparametrize_module(network, given),
+            _calling(network, given),
+        ):
+            later = tape.given, list(tape.used)
+            tape.begin(*place)
+            try:
+                return block(*arguments, **named)
+            finally:
+                tape.begin(*later)
 
-    def __enter__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(alone_with(self._network))
-        self._stack.enter_context(remembering(False))
-        self._stack.enter_context(_reparametrize_module(self._network, self._tensors))
-        self._stack.enter_context(_calling(self._network, self._tensors))
-        self._stack.callback(self._tape.begin, self._tape.given, list(self._tape.used))
-        self._tape.begin(*self._place)
-        self._stack.enter_context(self._users)
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()
-
-
-def _remembering(users: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a ``context_fn``: the user's, with the tensors of this call."""
-    now = getattr(_local, "now", None)
-    if now is None:
-        return users
-    network, tensors = now
-
-    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        first, again = users()
-        return _both(remembering(False), first), _Again(network, tensors, again)
-
-    return contexts
-
-
-@contextlib.contextmanager
-def _both(ours: AbstractContextManager[Any], users: AbstractContextManager[Any]) -> Iterator[None]:
-    with ours, users:
-        yield
+    return again
 
 
 @functools.cache
 def _install() -> None:
-    """Let torch's checkpoints use `_remembering`; outside of a call nothing changes."""
+    """Let torch's checkpoints compute a block by `_again`; outside of a call nothing changes."""
     of_torch_itself = of_torch._checkpoint_without_reentrant_generator_impl
 
-    def checkpoint(*arguments: Any, context_fn: Callable[[], Any], **options: Any) -> Any:
-        return of_torch_itself(*arguments, context_fn=_remembering(context_fn), **options)
+    def checkpoint(block: Callable[..., Any], *given: Any, **options: Any) -> Iterator[None]:
+        if getattr(_local, "now", None) is None:
+            yield from of_torch_itself(block, *given, **options)
+            return
+        with remembering(False):
+            yield from of_torch_itself(_again(block), *given, **options)
 
     of_torch._checkpoint_without_reentrant_generator_impl = checkpoint  # type: ignore[assignment]

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
@@ -187,18 +186,6 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     norm.num_batches_tracked = None
     norm.__class__ = _explicit_kind(type(norm))
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
-
-
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
-    others = [i for i in range(v.dim()) if i != dim]
-    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim >= 0))
-
-
-# Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.
-_OF_TORCH = torch.library.Library("aten", "IMPL")
-for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-    _OF_TORCH.impl("_weight_norm", _weight_norm, key)
 
 
 @contextlib.contextmanager

@@ -184,17 +184,15 @@ class MetaLearner(checking.Waiting):
     def _gradient(
         self, own: Learner, params: Params, tasks: list[Task], where: list[draws.Address]
     ) -> OuterGradient:
-        found = self._found[self.training]
-        own.draws, own.shares = found.draws, self.learner.shares
-        together = found.batching == "vmap" and all(_shapes(t) == _shapes(tasks[0]) for t in tasks)
         used = copy.copy(own)
-        used.batching = "vmap" if together else "tasks"
-        given = _joined(tasks) if together else tasks
+        used.batching, used.draws = self._found[self.training]
+        used.shares = self.learner.shares
+        alike = used.batching == "vmap" and all(_shapes(t) == _shapes(tasks[0]) for t in tasks)
+        given = _joined(tasks) if alike else tasks
         of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
-        own.draws, self.learner.shares = used.draws, used.shares
-        batching = used.batching if together else found.batching
-        self._found[self.training] = Found(batching, used.draws)
+        self._found[self.training] = Found(used.batching, used.draws)
+        self.learner.shares = used.shares
         return of_all
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:

@@ -160,11 +160,7 @@ def _copied(module: nn.Module) -> nn.Module:
         made = bool(part._forward_pre_hooks)
         shared |= {id(t): t if t.is_leaf and not made else t.detach() for t in tensors}
     try:
-        return closed_copy(module, dict(shared))
-    except Exception:
-        shared |= _stubborn(module, shared)
-    try:
-        return closed_copy(module, shared)
+        return closed_copy(module, shared | _stubborn(module, shared))
     except Exception as error:
         line = " ".join(str(error).split())
         raise UserError(f"module: it cannot be copied ({line})") from error

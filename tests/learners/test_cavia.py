@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import maml
-from datasets.tasks import Task
 from maml.errors import UserError
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -81,19 +80,6 @@ def test_equals_a_walk_by_hand(
     found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
     torch.testing.assert_close(found.gradients, expected, rtol=1e-9, atol=1e-10)
-
-
-def test_the_adapted_network_answers() -> None:
-    """The transductive answer of an evaluation is the modulated network's."""
-    worker = make_worker(eval_inner_steps=1, eval_queries=3)
-    params = {name: p.detach() for name, p in worker.learner.meta_parameters().items()}
-    tasks = worker.evaluation("test").tasks(IDS)
-    answers = worker.learner.predictions(params, tasks, 1)
-    task = Task(*(tensor[1] for tensor in tasks))
-    adapted = worker.learner.adapted(params, task, 1)
-    assert adapted["context"].abs().max() > 1e-6
-    wanted = film(params, adapted["context"], task.query_x)
-    torch.testing.assert_close(answers.transductive[1], wanted)
 
 
 class Ordinary(nn.Module):

@@ -10,7 +10,6 @@ from maml.errors import UserError
 from maml.metagradient.problem import Problem
 from maml.params import Params, without_prefix
 from maml.worker import Share, Worker
-from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
 from tests.runs import moved, worker_of
 
@@ -86,19 +85,6 @@ def test_equals_a_walk_by_hand(
     found = of_iteration(worker, params, iteration).gradients
     expected = expected_of(worker, params, iteration, weights)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
-
-
-@needs_compiler
-@pytest.mark.parametrize("iteration", [0, 9])
-def test_every_way_is_the_same(iteration: int) -> None:
-    """Kernels, forward over reverse, and reverse, in each phase; and one task at a time."""
-    ways = ({"kernels": "native"}, {"meta_gradient": "mixed"}, {}, {"task_batch": 1})
-    workers = [make_worker(first_order_epochs=1, **way) for way in ways]
-    params = moved(workers[0])
-    shares = [of_iteration(worker, params, iteration) for worker in workers]
-    for share in shares[1:]:
-        torch.testing.assert_close(share.totals, shares[0].totals, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(share.gradients, shares[0].gradients, rtol=1e-9, atol=1e-10)
 
 
 def test_tasks_know_their_iteration() -> None:

@@ -299,13 +299,17 @@ def test_what_does_not_go_together_is_refused(values: dict[str, Any], line: str)
         Problem({"a": torch.ones(2)}, loss, loss, **values)
 
 
-def test_what_adapts_and_no_loss_reads_is_refused() -> None:
-    """It is enough that one step's loss reads a parameter; its derivative may be zero."""
+def test_what_no_loss_reads_and_what_a_loss_closes_over_is_refused() -> None:
+    """It is enough that one step's loss reads a parameter; its derivative may be zero.
 
-    def state(meta_params: Params, read_at: int = 1) -> Problem:
+    What a loss closes over would count as a constant, although it depends on meta-parameters.
+    """
+    x = randn(1, 3, seed=1)
+
+    def state(meta_params: Params, closed: bool = False) -> Problem:
         def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            loss = (params["w"] * task).square().sum()
-            return loss + params["late"].sum() * (step == read_at), params["w"]
+            loss = (params["w"] * task).square().sum() + params["late"].sum() * (step == 1)
+            return loss + meta_params["w"].sum() if closed else loss, params["w"]
 
         def query(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
             return params["w"].square().sum(), params["w"]
@@ -313,29 +317,13 @@ def test_what_adapts_and_no_loss_reads_is_refused() -> None:
         return Problem(meta_params, support, query, lr=0.1, steps=2)
 
     start = {"w": randn(3, seed=2), "late": randn(2, seed=3)}
-    found = meta_gradient(state, start, randn(1, 3, seed=1))
+    found = meta_gradient(state, start, x)
     assert found.gradients["w"].abs().min() > 0 and not found.gradients["late"].any()
+    with pytest.raises(ValueError, match="support loss reads parameters that are not among"):
+        meta_gradient(lambda params: state(params, closed=True), start, x)
     start["stray"] = torch.zeros(2).double()
     with pytest.raises(RuntimeError, match="'stray' appears to not have been used by any loss"):
-        meta_gradient(state, start, randn(1, 3, seed=1))
-
-
-def test_what_a_loss_closes_over_is_refused() -> None:
-    """It would count as a constant, although it depends on the meta-parameters."""
-    x = randn(1, 3, seed=1)
-
-    def state(meta_params: Params) -> Problem:
-        def support(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            away = params["w"] - meta_params["w"]
-            return (params["w"] * task).square().sum() + away.square().sum(), params["w"]
-
-        def query(params: Params, task: Tensor, step: int) -> tuple[Tensor, Tensor]:
-            return params["w"].square().sum(), params["w"]
-
-        return Problem({"w": meta_params["w"]}, support, query, lr=0.1, steps=3)
-
-    with pytest.raises(ValueError, match="support loss reads parameters that are not among"):
-        meta_gradient(state, {"w": randn(3, seed=2)}, x)
+        meta_gradient(state, start, x)
 
 
 # Sets are [2, 4, 5]. Each entry: the number of scales and shifts, and the function.

@@ -43,15 +43,6 @@ def test_transforms_as_learn2learn_does() -> None:
         torch.testing.assert_close(found, peer(gradient).detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_untrained_it_is_maml() -> None:
-    worker, maml = make_worker(), make_worker(learner="maml")
-    params = worker.learner.meta_parameters()
-    found = worker.share(params, IDS, worker.learner).gradients
-    expected = maml.share(maml.learner.meta_parameters(), IDS, maml.learner).gradients
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("order", ["second", "first"])
 def test_equals_a_walk_by_hand(order: str) -> None:
     worker = make_worker("maml-sinusoid-10shot", order=order, meta_gradient="mixed")

@@ -32,7 +32,12 @@ def _embedding(
     return torch.where((indices == padding_idx)[..., None], rows.detach(), rows)
 
 
+def _renormed(*given: object) -> None:
+    raise NotImplementedError("an embedding with max_norm, batched")
+
+
 _OF_TORCH = torch.library.Library("aten", "IMPL")
 _OF_TORCH.impl("_weight_norm", _weight_norm, "CompositeImplicitAutograd")
 _OF_TORCH.impl("_weight_norm", _weight_norm, "FuncTorchBatched")
 _OF_TORCH.impl("embedding", _embedding, "FuncTorchBatched")
+_OF_TORCH.impl("embedding_renorm_", _renormed, "FuncTorchBatched")

@@ -99,8 +99,9 @@ def same_number(tasks: list[Task]) -> int:
         digest = zlib.crc32(form.encode(), digest)
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest = zlib.crc32(raw.numpy().data, digest)
-    of_all: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_all, (int(drawn), digest))
+    mine = torch.stack([drawn, torch.tensor(digest)])
+    of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, mine)
     for rank, (_, other) in enumerate(of_all):
         if other != of_all[0][1]:
             raise UserError(
@@ -108,4 +109,4 @@ def same_number(tasks: list[Task]) -> int:
                 "every process the same tasks in the same order, by the same seed and without a "
                 "DistributedSampler; each process computes its part of them"
             )
-    return of_all[0][0]
+    return int(of_all[0][0])

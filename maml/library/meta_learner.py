@@ -83,8 +83,8 @@ class MetaLearner(checking.Waiting):
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
             head: The name of the output layer, for learners that treat this layer separately.
-            batching: How tasks are computed: "vmap" all at once, "tasks" one by one, each in a
-                thread. "auto" decides by the first tasks.
+            batching: How tasks are computed: "vmap" all at once, where this gives the same; "tasks"
+                one by one, each in a thread. "auto" decides by the first tasks.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
@@ -285,9 +285,7 @@ class MetaLearner(checking.Waiting):
             lambda at: own.training_problem(at, self._phase), params, some,
             checked=True, heavy=heavy,
         )  # fmt: skip
-        if self._asked is not None:
-            found = found._replace(batching=self._asked)
-        elif not tells:
+        if self._asked == "tasks" or (self._asked is None and not tells):
             found = found._replace(batching="tasks")
         if tells:
             self._told.add(self.training)

@@ -1,8 +1,8 @@
 """Check whether ``torch.func.vmap`` computes the same as a loop over the tasks.
 
-It may not (torch 2.15): some operations cannot be batched at all, and a loss that takes a gradient
-through a norm by ``torch.func.grad`` is differentiated wrongly. So a loss that this project
-did not write is computed in both ways on some tasks before vmap is trusted.
+It may not (torch 2.15): some operations cannot be batched at all, and some were batched wrongly, as
+those of `maml.execution.exact`. So a loss that this project did not write is computed in both ways
+on some tasks before vmap is trusted.
 """
 
 import warnings

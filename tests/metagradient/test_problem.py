@@ -332,7 +332,9 @@ NORMS: dict[str, tuple[int, Any]] = {
     "instance": (4, lambda x, w, b: F.instance_norm(x, None, None, w, b)),
     "group": (4, lambda x, w, b: F.group_norm(x, 2, w, b)),
     "batch": (4, lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),
-}
+    "slope": (5, lambda x, w, b: torch.func.grad(
+        lambda x: F.layer_norm(x, (5,), w, b).tanh().square().sum())(x)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NORMS)

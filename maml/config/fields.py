@@ -55,10 +55,7 @@ class Common:
         0.99, "Discount of a reward for each step that it comes later.", least=0, most=1
     )
     meta_gradient: Literal["auto", "reverse", "mixed"] = _learner(
-        "auto",
-        "reverse: through all steps, for this project's networks; mixed: back step by step "
-        "[mixed with kernels].",
-        WAY,
+        "auto", "reverse: through all steps; mixed: forward over reverse [mixed with kernels].", WAY
     )
     kernels: Literal["auto", "native", "torch"] = _learner(
         "auto", "Derivatives: native (compiled on first use) or torch [native where it can].", WAY

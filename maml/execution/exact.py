@@ -32,6 +32,17 @@ def _embedding(
     return torch.where((indices == padding_idx)[..., None], rows.detach(), rows)
 
 
+def _in_elements(name: str) -> None:
+    """Give a norm under ``torch.func.vmap`` torch's own decomposition into elementary operations.
+
+    Else gradients of ``torch.func.grad`` are differentiated wrongly if the norm has a weight: the
+    mean and the variance count as constants.
+    """
+    operation = getattr(torch.ops.aten, name).default
+    decomposed = torch._decomp.get_decompositions([operation])[operation]
+    _OF_TORCH.impl(name, decomposed, "FuncTorchBatched")
+
+
 def _renormed(*given: object) -> None:
     raise NotImplementedError("an embedding with max_norm, batched")
 
@@ -41,3 +52,6 @@ _OF_TORCH.impl("_weight_norm", _weight_norm, "CompositeImplicitAutograd")
 _OF_TORCH.impl("_weight_norm", _weight_norm, "FuncTorchBatched")
 _OF_TORCH.impl("embedding", _embedding, "FuncTorchBatched")
 _OF_TORCH.impl("embedding_renorm_", _renormed, "FuncTorchBatched")
+for _norm in ("native_layer_norm", "native_batch_norm", "cudnn_batch_norm"):
+    _in_elements(_norm)
+    _in_elements(f"{_norm}_backward")

@@ -40,8 +40,8 @@ def meta_gradient(
             from them by any differentiable function.
         meta_params: ``{name: […]}``; not changed.
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors ``[B, …]``.
-        way: auto, reverse (through the whole inner loop, for networks of this project) or mixed
-            (back step by step: memory does not grow with the steps). All give the same number.
+        way: auto, reverse (through the whole inner loop) or mixed (back step by step, so that
+            memory does not grow with the steps). The results differ only by rounding.
         batching: How to compute tasks without kernels: "vmap" (all at once) or "tasks" (one after
             the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop. It
             compares them on a few tasks, in a problem's first call with two tasks or more.

@@ -9,8 +9,7 @@ from torch.utils import _pytree as pytree
 Batching: TypeAlias = Literal["vmap", "tasks"]
 """vmap: all tasks at once; tasks: one after the other, by plain autograd."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
-"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step; reverse: through
-all steps, but also back step by step where torch could differentiate a batch wrongly."""
+"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
 
 
 def n_tasks_of(tasks: Any) -> int:

@@ -23,7 +23,6 @@ from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
-from maml.networks.loss import NetworkLoss, is_ours
 from maml.params import Params
 
 T = TypeVar("T")
@@ -89,8 +88,8 @@ def differentiate(
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors with that leading
             dimension.
         way: How to differentiate; results differ only by rounding.
-        batching: How to compute tasks that `native` does not cover. With "tasks", and for networks
-            that are not this project's, all ways go back step by step.
+        batching: How to compute tasks that `native` does not cover. With "tasks", all ways go back
+            step by step.
     """
     choices_of = {way: get_args(Way), batching: get_args(Batching)}
     for value, choices in choices_of.items():
@@ -112,10 +111,7 @@ def differentiate(
             return _task_by_task(problem, tasks)
         other = problem.implicit or problem.displacement
         by_steps = other or problem.is_part or problem.snapshots is not None
-        # Torch (2.15) differentiates batched gradients of ``torch.func.grad`` wrongly, without an
-        # error, if a layer, instance or batch norm has a weight. Our networks have no such norm.
-        ours = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
-        if not by_steps and (not problem.steps or (ours and way != "mixed")):
+        if not by_steps and (way != "mixed" or not problem.steps):
             return unrolled.through_loop(problem, tasks)
         return _step_by_step(problem, tasks, Derivatives(problem))
 

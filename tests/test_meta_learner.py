@@ -223,8 +223,19 @@ def of_words(outputs: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), y.flatten())
 
 
+class Slope(nn.Linear):
+    """Its outputs have their own derivative by the inputs in them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1).detach().requires_grad_()
+        answers = super().forward(x).tanh()
+        (slope,) = torch.autograd.grad(answers.square().sum(), x, create_graph=True)
+        return answers + slope[:, :3]
+
+
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dense": dense,
+    "slope": lambda: Slope(16, 3).double(),
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
     "lstm": lambda: nn.Sequential(Recurrent(nn.LSTM), nn.Linear(4, 3)).double(),
     "branching": lambda: Branching().double(),
@@ -336,10 +347,19 @@ def test_torch_has_the_second_derivative_of_weight_norm() -> None:
     assert torch.autograd.gradgradcheck(lambda v, g: torch._weight_norm(v, g, 0), (v, g))
 
 
-def test_a_loss_that_keeps_outputs_meanwhile_is_computed_by_one_thread() -> None:
+@pytest.mark.parametrize("derives", [False, True])
+def test_what_threads_would_share_is_computed_by_one(derives: bool) -> None:
+    """Outputs that a loss keeps meanwhile, and torch's levels of forward derivatives."""
     kept, calls = dict[str, Tensor](), list[float]()
 
+    def halved(outputs: Tensor) -> Tensor:
+        time.sleep(0.01)
+        return outputs.square() / 2
+
     def slow(outputs: Tensor, y: Tensor) -> Tensor:
+        if derives:
+            ones = torch.ones_like(outputs)
+            return F.cross_entropy(torch.func.jvp(halved, (outputs,), (ones,))[1], y)
         kept["outputs"] = outputs
         calls.append(time.monotonic())
         time.sleep(0.01)
@@ -866,6 +886,11 @@ def trained(seed: int) -> list[Tensor]:
 def refused(rank: int) -> None:
     """Tasks in another number, order, value or size."""
     tasks, learner = made(), maml.MAML(dense())
+    if rank:
+        learner.load_state_dict({n: t + 0.01 for n, t in learner.state_dict().items()})
+    with pytest.raises(maml.UserError, match=r"^the parameters of rank 1 are not those"):
+        learner(tasks)
+    learner = maml.MAML(dense())
     moved = stacked([(a + 1e-12 * rank, *rest) for a, *rest in tasks])  # type: ignore[misc]
     named = [({"ab"[rank]: a, "ba"[rank]: a.sin()}, b, a, b) for a, b, *_ in tasks]
     for own in (tasks[rank:], tasks[:: 1 - 2 * rank], moved, made((6, 6, 5 + rank)), named):
@@ -903,7 +928,10 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense(), inner_lr=np.float64(-1)), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
-        (lambda: maml.MAML(dense(), loss=3), "loss is a int; give a function"),
+        (lambda: maml.MAML(dense(), loss=3), "loss is the type int; give a function"),
+        (lambda: maml.MAML(dense(), loss=nn.CrossEntropyLoss), "the type CrossEntropyLoss; give"),
+        (lambda: maml.MAML(dense())(made()[0][0]), "tasks is a Tensor; give"),
+        (lambda: maml.MAML(dense())({"train": 1}), "tasks is a dict; give"),  # type: ignore
         (lambda: maml.MAML(dense(), loss=F.nll_loss, label_smoothing=0.1), "0.1: needs the cross-"),
         (lambda: maml.MAML(dense(), head="4"), "head '4': no part of the module; .* are 1, 3$"),
         (lambda: maml.ANIL(nn.Linear(4, 3), head="weight"), "no part .* the module itself$"),

@@ -2,7 +2,8 @@
 
 Each thread calls a copy of the network (`maml.execution.threads`). But a loss that is a module, a
 global, a closure's variable or an attribute of a class exists once. If a call writes there, it may
-read it again, and another thread may have written in between.
+read it again, and another thread may have written in between. Torch's levels of forward derivatives
+(`torch.func.jvp`) exist once, too.
 """
 
 import dis
@@ -10,10 +11,11 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 Kept: TypeAlias = list[Any]
 """Values in a fixed order. The list holds them, so that no new value has the address of an old."""
@@ -42,7 +44,7 @@ def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
             reached = list(_reached(value))
             waiting += reached
             found += reached
-    return found
+    return [*found, Writes(_levels)]
 
 
 def is_same(before: Kept, after: Kept) -> bool:
@@ -51,6 +53,19 @@ def is_same(before: Kept, after: Kept) -> bool:
         return False
     pairs = zip(before, after, strict=True)
     return all(a is b or (isinstance(a, int) and type(a) is type(b) and a == b) for a, b in pairs)
+
+
+_levels = 0
+
+
+def _enter(of_torch: Callable[[], int] = forward_ad.enter_dual_level) -> int:
+    """Count a level of forward derivatives, and enter it."""
+    global _levels
+    _levels += 1
+    return of_torch()
+
+
+forward_ad.enter_dual_level = _enter
 
 
 def _reached(value: Any) -> Iterator[Any]:

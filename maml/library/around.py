@@ -55,8 +55,9 @@ def learner_around(
                 "your own by adapt(); such methods are for train_maml.py, in a subclass of a "
                 "learner of maml.learners (docs/extending.md)"
             )
-    if not callable(loss):
-        raise UserError(f"loss is a {type(loss).__name__}; give a function of (outputs, targets)")
+    if not callable(loss) or isinstance(loss, type):
+        what = loss.__name__ if isinstance(loss, type) else type(loss).__name__
+        raise UserError(f"loss is the type {what}; give a function of (outputs, targets)")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
         config = _config(kind, module, flags)

@@ -1,5 +1,6 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
+import atexit
 import os
 import zlib
 from typing import Any
@@ -15,6 +16,8 @@ from maml.errors import UserError
 from maml.params import ParamLayout, Params
 
 OF_TORCH = vars(nn.Module()).keys()
+ROUNDING = 1e-4
+"""The sums of the parameters may differ by this part of their norm: hosts may round differently."""
 _joined = False
 
 
@@ -30,11 +33,17 @@ def distributed() -> int:
         return 0
     if not dist.is_initialized():
         dist.init_process_group("gloo")
+        atexit.register(_leave)  # else its threads may still run when the process ends
     if not _joined:
         on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))
     _joined = True
     return dist.get_rank()
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @torch.no_grad()
@@ -83,11 +92,12 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     return total[0], layout.to_params(gradients)
 
 
-def same_number(tasks: list[Task]) -> int:
+def same_number(tasks: list[Task], params: Params) -> int:
     """Draw a number from torch's global generator. All processes get the number of rank 0.
 
     Raises:
-        UserError: on every rank, if the processes have other tasks, in values, sizes or order.
+        UserError: on every rank, if the processes have other tasks, in values, sizes or order, or
+            other parameters.
     """
     drawn = torch.randint(2**62, ())  # always, so that later draws do not depend on dropout
     if not _joined:
@@ -99,11 +109,20 @@ def same_number(tasks: list[Task]) -> int:
         digest = zlib.crc32(form.encode(), digest)
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest = zlib.crc32(raw.numpy().data, digest)
-    mine = torch.stack([drawn, torch.tensor(digest)])
+    flat = torch.cat([p.detach().reshape(-1).double() for p in params.values()])
+    size = torch.stack([flat.sum(), flat.norm()]).cpu()
+    mine = torch.cat([torch.stack([drawn, torch.tensor(digest)]), size.view(torch.int64)])
     of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_all, mine)
-    for rank, (_, other) in enumerate(of_all):
-        if other != of_all[0][1]:
+    for rank, here in enumerate(of_all):
+        (total, norm), (there, _) = (one[2:].view(torch.float64) for one in (of_all[0], here))
+        if abs(total - there) > ROUNDING * norm:
+            raise UserError(
+                f"the parameters of rank {rank} are not those of rank 0: call maml.distributed() "
+                "before maml.MAML(…), which gives all processes rank 0's; later, load a state on "
+                "every rank alike"
+            )
+        if here[1] != of_all[0][1]:
             raise UserError(
                 f"the tasks of rank {rank} are not those of rank 0: under maml.distributed(), give "
                 "every process the same tasks in the same order, by the same seed and without a "

@@ -160,7 +160,7 @@ class MetaLearner(checking.Waiting):
         mine = distribution.part(len(tasks))
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
-        seed = distribution.same_number(tasks)
+        seed = distribution.same_number(tasks, params)
         if self.learner.config.inner_batch is not None:  # mini-batches are of a random order
             keys = addresses.keys(seed, "train", "support order", range(len(tasks)))
             tasks = reordered(tasks, keys)

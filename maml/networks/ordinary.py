@@ -10,9 +10,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
@@ -119,13 +121,16 @@ class Ordinary(nn.Module):
 
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``: one input, several in order, or several by name."""
+        is_wanted = torch.is_grad_enabled()
         self.tape.begin(statistics)
         try:
-            if isinstance(x, dict):
-                outputs = self.module(**x)
-            else:
-                outputs = self.module(*x) if isinstance(x, list | tuple) else self.module(x)
-            return outputs, tuple(self.tape.used)
+            with torch.enable_grad():  # the module may take a gradient of its own
+                if isinstance(x, dict):
+                    outputs = self.module(**x)
+                else:
+                    outputs = self.module(*x) if isinstance(x, list | tuple) else self.module(x)
+            found = outputs, tuple(self.tape.used)
+            return found if is_wanted else pytree.tree_map_only(Tensor, torch.detach, found)
         finally:
             self.tape.begin(None)
 

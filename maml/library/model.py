@@ -271,7 +271,8 @@ class AdaptedModel:
         if batch_statistics == "support" and model.learner.mixes(x):
             raise UserError(
                 f'batch_statistics "support": --network {model.config.network}: an example\'s '
-                'answer depends on the other examples of its set; ask for "query"'
+                'answer depends on the other examples of its set; ask for "query" '
+                "(maml.predict: --batch-statistics query)"
             )
         with torch.no_grad():
             return self.module(x, batch_statistics).cpu()

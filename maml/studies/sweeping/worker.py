@@ -91,7 +91,8 @@ class Workers:
         if state == FINISHED:
             value = value_of_run(trial.run_dir, file.metric)
             if value is None:
-                state, reason = FAILED, f"no {file.metric} in metrics.jsonl, so the sweep ends"
+                state = FAILED
+                reason = f"no {file.metric} in metrics.jsonl (see --eval-every), so the sweep ends"
                 self._ending = True  # no other trial would have it
             elif not math.isfinite(value):
                 state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None

@@ -76,7 +76,10 @@ class Worker:
             the wait for prefetched tasks, and on ``computing``.
         why_one_by_one: Why ``--batching auto`` computes tasks one by one; None if it does not.
         warnings: Lines about the user's network or learner.
+        send_first: Seconds after a `share` before tasks are prefetched, so that it is sent first.
     """
+
+    send_first = 0.0
 
     def __init__(
         self,
@@ -201,7 +204,8 @@ class Worker:
             batched=learner.batching == "vmap", draws=learner.draws,
         )  # fmt: skip
         for size in sizes if self.compiled is not None else ():
-            self.share(learner.meta_parameters(), torch.arange(size), learner)
+            tasks = self.training_tasks(torch.arange(size))
+            self.share_of(learner.meta_parameters(), tasks, learner)
 
     def why_no_kernels(self) -> str | None:
         """Return why this run cannot use compiled kernels; None if it can, or is not meant to."""
@@ -225,8 +229,12 @@ class Worker:
         """Sum the meta-gradient and the metrics over the training tasks ``ids [B]``, B ≥ 0.
 
         ``meta_params`` may be on any device. No other thread may use the ``learner`` meanwhile.
+        Afterwards, prefetch tasks that follow ``ids`` in the next step; see `Prefetch.guess`.
         """
-        return self.share_of(meta_params, self.training_tasks(ids), learner)
+        share = self.share_of(meta_params, self.training_tasks(ids), learner)
+        for first in self._batches(ids)[:1]:
+            self._ahead.guess(first + self.config.meta_batch_size, self.send_first)
+        return share
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
         """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
@@ -236,11 +244,6 @@ class Worker:
         made = self._ahead.tasks([batch for _, batch in batches])
         for (phase, ids), tasks in zip(batches, made, strict=True):
             yield Batch(phase, tasks, ids)
-
-    def look_ahead(self, ids: Tensor, delay: float = 0.0) -> None:
-        """Prefetch tasks that follow ``ids [B]`` in the next step; see `Prefetch.guess`."""
-        if len(ids):
-            self._ahead.guess(self._batches(ids)[0] + self.config.meta_batch_size, delay)
 
     def share_of(self, meta_params: Params, batches: Iterable[Batch], learner: Learner) -> Share:
         """Sum as `share` does, over ``batches`` of tasks that the caller has."""

@@ -7,7 +7,6 @@ because they do the same arithmetic; a check compares the parameters every ``--c
 
 import hashlib
 import time
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -74,8 +73,7 @@ class AllReduce(Collective):
         self._steps += 1
         mine = ids.tensor_split(self.world.size)[self.world.rank]
         share = self.worker.share(meta_params, mine, self.worker.learner)
-        summed = self._reduce(self.packing.share(share), lambda: self.worker.look_ahead(mine))
-        return self.packing.to_share(summed)
+        return self.packing.to_share(self._reduce(self.packing.share(share)))
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate this rank's part of ``ids``; every rank gets all rows."""
@@ -87,16 +85,13 @@ class AllReduce(Collective):
         rows[mine] = found.to(self.home)
         return self._reduce(rows.reshape(-1)).view_as(rows).cpu()
 
-    def _reduce(self, flat: Tensor, meanwhile: Callable[[], None] = lambda: None) -> Tensor:
+    def _reduce(self, flat: Tensor) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach only one rank."""
         began = time.perf_counter()
         stops = [float(self.stop.signal == number.name) for number in SIGNALS]
         both = torch.cat([flat, flat.new_tensor(stops)])
         with self.guard():
-            work = dist.all_reduce(both, async_op=True)
-            assert work is not None
-            meanwhile()
-            work.wait()
+            dist.all_reduce(both)
         self._reduce_seconds += time.perf_counter() - began
         # In a ring, each of the n ranks sends 2 (n - 1) / n of the tensor.
         self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes

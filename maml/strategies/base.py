@@ -42,6 +42,7 @@ class Strategy(ABC):
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         self.config, self.world, self.worker = config, world, worker
+        worker.send_first = 0.001 if world.size > 1 else 0.0
         self.stop = StopRequest()
         self.liveness = Liveness(world, config.timeout, self.stop)
         self.drives, self.home = True, worker.device

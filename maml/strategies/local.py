@@ -17,9 +17,7 @@ class Local(Strategy):
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Differentiate all tasks here."""
-        share = self.worker.share(meta_params, ids, self.worker.learner)
-        self.worker.look_ahead(ids)
-        return share
+        return self.worker.share(meta_params, ids, self.worker.learner)
 
 
 def alone(config: Config, *, trains: bool = False) -> Local:

@@ -116,8 +116,6 @@ def _share(ids: Tensor, flat: Tensor) -> Tensor:
     worker, packing = this(Rpc).worker, this(Rpc).packing
     params = packing.to_params(flat)
     share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    # With a delay, so that the share is sent first.
-    worker.look_ahead(ids, delay=0.001)
     return packing.share(share).cpu()
 
 
@@ -170,7 +168,6 @@ class Rpc(OverRpc):
                     pending = exclusive_outer_rows(ids, context)
                 time.sleep(YIELD)  # as in `_chunks`
             sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
-            self.worker.look_ahead(own)
             with self.guard():
                 if others:
                     mean = pending.wait()
@@ -212,8 +209,6 @@ class Rpc(OverRpc):
     def _batch_of_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
         learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
-        # With a delay, so that the gradient is sent first.
-        flat.register_hook(lambda gradient: self.worker.look_ahead(ids, delay=0.001))
         return list(rows.unbind())
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
@@ -234,7 +229,6 @@ class Rpc(OverRpc):
 
         def here(own: Tensor) -> Tensor:
             share = self.worker.share(meta_params, own, self.worker.learner)
-            self.worker.look_ahead(own)
             return self.packing.share(share).cpu()
 
         own, *others = self._chunks(_share, here, ids, self.packing.params(meta_params))

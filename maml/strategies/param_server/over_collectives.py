@@ -41,7 +41,6 @@ class CollectiveServer(Collective):
             mine = ids.tensor_split(self.world.size - 1)[self.world.rank - 1]
             share = self.worker.share(self.packing.to_params(flat), mine, self.worker.learner)
             self._gather(self.packing.share(share).cpu())
-            self.worker.look_ahead(mine)
 
     def finish(self) -> None:
         """On the server: tell all trainers that all is done."""

@@ -222,9 +222,9 @@ class ParameterServer(OverRpc):
     def serve(self) -> None:
         """Do what the server orders, until the server announces that all is done."""
         self.stop.install()
-        order = self._next_order(None, None)
+        order = self._next_order(None)
         while order is not None:
-            order = self._next_order(self.compute(order), order)
+            order = self._next_order(self.compute(order))
 
     def compute(self, order: Order) -> Result | None:
         """Compute the share of an order; return the result, or None if it is already delivered."""
@@ -232,14 +232,12 @@ class ParameterServer(OverRpc):
         flat = self.packing.share(self.worker.share(params, order.ids, self.worker.learner)).cpu()
         return Result(order.step, flat, flat.nbytes)
 
-    def _next_order(self, result: Result | None, done: Order | None) -> Order | None:
-        """Push the ``result`` of order ``done``; wait for the next order while the server lives."""
+    def _next_order(self, result: Result | None) -> Order | None:
+        """Push the ``result``; wait for the next order while the server lives."""
         arrived = threading.Event()
         # 0: no time limit; a server may test for minutes while its trainers wait.
         answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
         answer.then(lambda _: arrived.set())
-        if result is not None and done is not None:
-            self.worker.look_ahead(done.ids)
         self.wait_for(arrived)
         with self.guard():
             order: Order | None = answer.wait()

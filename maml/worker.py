@@ -6,6 +6,7 @@ brings the parameters, and returns the sum of the gradients with the number of t
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -192,8 +193,11 @@ class Worker:
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads, as many as torch has.
 
-        A transport has many threads. These few reuse warm working memory, and share the cores.
+        A transport has many threads. These few reuse warm working memory, and share the cores. The
+        main thread computes itself.
         """
+        if threading.current_thread() is threading.main_thread():
+            return compute()
         return self._threads.submit(compute).result()
 
     def get_ready(self, sizes: Iterable[int]) -> None:

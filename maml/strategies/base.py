@@ -184,6 +184,12 @@ class Strategy(ABC):
         whose results have arrived.
         """
 
+    def packed_share(self, ids: Tensor, flat: Tensor) -> Tensor:
+        """Compute training tasks ``ids [B]`` here, at ``flat [P]``; return their packed share."""
+        worker, params = self.worker, self.packing.to_params(flat)
+        share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
+        return self.packing.share(share).cpu()
+
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed."""
         return ids

@@ -189,6 +189,12 @@ def reported(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+@reported
+def on_strategy(method: Callable[..., T], *args: Any) -> T:
+    """Run on another process: ``method`` of its strategy."""
+    return method(_this, *args)
+
+
 def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) -> None:
     """Set each answer to its item of what ``compute`` returns, or all answers to its failure."""
     # RPC's own way to run a function: it turns an exception into one that the caller raises.

@@ -29,7 +29,7 @@ from maml.errors import WorkerLostError
 from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, answer_all, reported, this
+from maml.strategies.over_rpc import Answer, OverRpc, answer_all, on_strategy, reported, this
 from maml.strategies.packing import OuterLosses
 from maml.worker import Share, Worker
 
@@ -75,13 +75,6 @@ class Reference:
         return self.clone
 
 
-@reported
-def _learn(reference: Reference) -> None:
-    """Run on a worker, before its first step: take the learner that later calls use."""
-    reference.clone.hold_buffers(this(Rpc).worker.device)
-    this(Rpc).arrived = reference.put
-
-
 def _begin(step: int, flat: Tensor, tasks: list[int]) -> None:
     """Run on a worker: answer the calls of a step for ``tasks``, at parameters ``flat [P]``."""
     this(Rpc).answer(step, flat, tasks)
@@ -108,22 +101,6 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     together. Until then a call holds no thread.
     """
     return this(Rpc).row(step, int(ids))
-
-
-@reported
-def _share(ids: Tensor, flat: Tensor) -> Tensor:
-    """Run on a worker: return the packed share of ``ids`` at ``flat [P]``."""
-    worker, packing = this(Rpc).worker, this(Rpc).packing
-    params = packing.to_params(flat)
-    share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-    return packing.share(share).cpu()
-
-
-@reported
-def _evaluation(ids: Tensor, flat: Tensor, split: str) -> Tensor:
-    """Run on a worker: return the metrics of the tasks ``ids`` of ``split`` at ``flat [P]``."""
-    worker, params = this(Rpc).worker, this(Rpc).packing.to_params(flat)
-    return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
 
 
 class Rpc(OverRpc):
@@ -186,10 +163,16 @@ class Rpc(OverRpc):
             self._taught = True
             try:
                 reference = Reference(self.worker.learner)
-                calls = [rpc.rpc_async(rank, _learn, (reference,)) for rank in self.others]
+                given = (Rpc.learn, reference)
+                calls = [rpc.rpc_async(rank, on_strategy, given) for rank in self.others]
             except Exception:  # of any type: copying runs the classes' own code
                 return  # A class made in a function, say, cannot travel.
             torch.futures.wait_all(calls)
+
+    def learn(self, reference: Reference) -> None:
+        """On a worker, before its first step: take the learner that later calls use."""
+        reference.clone.hold_buffers(self.worker.device)
+        self.arrived = reference.put
 
     def row(self, step: int, task: int) -> Answer:
         """Return the future of a task's row, the same to the one who asks and the one who answers.
@@ -225,40 +208,30 @@ class Rpc(OverRpc):
         return rows
 
     def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
-        """Call each other worker, compute a chunk here, add up; return a packed share."""
-
-        def here(own: Tensor) -> Tensor:
-            share = self.worker.share(meta_params, own, self.worker.learner)
-            return self.packing.share(share).cpu()
-
-        own, *others = self._chunks(_share, here, ids, self.packing.params(meta_params))
+        """Let each process compute a chunk, and add up; return a packed share."""
+        own, *others = self._chunks(Rpc.packed_share, ids, self.packing.params(meta_params))
         return own + todist.sum_reducer(others) if others else own
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
-        """Evaluate a chunk on each worker; rows come back in the order of ``ids``."""
-
-        def here(own: Tensor) -> Tensor:
-            return self.worker.evaluate(meta_params, split, own, self.worker.learner)
-
+        """Evaluate a chunk on each process; rows come back in the order of ``ids``."""
         flat = self.packing.params(meta_params)
-        return torch.cat(self._chunks(_evaluation, here, ids, flat, split))
+        return torch.cat(self._chunks(Rpc.evaluate_here, ids, flat, split))
 
-    def _chunks(
-        self,
-        there: Callable[..., Tensor],
-        here: Callable[[Tensor], Tensor],
-        ids: Tensor,
-        *more: Any,
-    ) -> list[Tensor]:
-        """Let each other worker compute a chunk of ``ids``, and this one the first chunk."""
+    def evaluate_here(self, ids: Tensor, flat: Tensor, split: str) -> Tensor:
+        """Return the metrics of the tasks ``ids`` of ``split`` at ``flat [P]``."""
+        worker, params = self.worker, self.packing.to_params(flat)
+        return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
+
+    def _chunks(self, compute: Callable[..., Tensor], ids: Tensor, *more: Any) -> list[Tensor]:
+        """Return ``compute(strategy, chunk, *more)`` of each process; rank 0 has the first."""
         own, *parts = ids.tensor_split(self.world.size)
-        calls = [(part, *more) for part in parts if len(part)]
+        calls = [(compute, part, *more) for part in parts if len(part)]
         with self.guard():
-            pending = [rpc.rpc_async(rank, there, call) for rank, call in enumerate(calls, 1)]
+            pending = [rpc.rpc_async(rank, on_strategy, of) for rank, of in enumerate(calls, 1)]
         # Let the transport's threads send first. If all cores compute, these threads wait for a
         # time slice of this one. Then the other worker starts later, and is the last to finish.
         time.sleep(YIELD if pending else 0)
-        found = [here(own)]
+        found = [compute(self, own, *more)]
         with self.guard():
             found += [call.wait() for call in pending]
         travelled = [*itertools.chain(*calls), *found[1:]]

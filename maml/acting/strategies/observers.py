@@ -22,7 +22,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, reported, this
+from maml.strategies.over_rpc import Answer, OverRpc, on_strategy, this
 from maml.worker import Batch, Share, Worker
 
 COMPONENTS = {
@@ -43,12 +43,6 @@ def _answer(rank: int, request: Tensor) -> Answer:
     answer: Answer = torch.futures.Future()
     this(Observers).events.put((rank, (request, answer)))
     return answer
-
-
-@reported
-def _observe(ids: Tensor) -> Trajectory:
-    """Run on an observer: play the tasks ``ids``."""
-    return this(Observers).observe(ids)
 
 
 class Observers(OverRpc):
@@ -92,7 +86,7 @@ class Observers(OverRpc):
         for rank, part in parts.items():
             try:
                 # 0: the call has no time limit, because `_gather` has one.
-                call = rpc.rpc_async(rank, _observe, (part,), timeout=0)
+                call = rpc.rpc_async(rank, on_strategy, (Observers.observe, part), timeout=0)
                 call.add_done_callback(lambda call, rank=rank: self.events.put((rank, call)))
             except RuntimeError:
                 self.gone.add(rank)
@@ -165,7 +159,7 @@ class Observers(OverRpc):
         return row | missed
 
     def observe(self, ids: Tensor) -> Trajectory:
-        """Play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
+        """On an observer: play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
         tasks = self.worker.training.tasks(ids)
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:

@@ -39,8 +39,7 @@ class CollectiveServer(Collective):
             ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
             flat = self._broadcast(torch.zeros(self.packing.n_params, dtype=self.worker.dtype))
             mine = ids.tensor_split(self.world.size - 1)[self.world.rank - 1]
-            share = self.worker.share(self.packing.to_params(flat), mine, self.worker.learner)
-            self._gather(self.packing.share(share).cpu())
+            self._gather(self.packed_share(mine, flat))
 
     def finish(self) -> None:
         """On the server: tell all trainers that all is done."""

@@ -228,8 +228,7 @@ class ParameterServer(OverRpc):
 
     def compute(self, order: Order) -> Result | None:
         """Compute the share of an order; return the result, or None if it is already delivered."""
-        params = self.packing.to_params(order.params)
-        flat = self.packing.share(self.worker.share(params, order.ids, self.worker.learner)).cpu()
+        flat = self.packed_share(order.ids, order.params)
         return Result(order.step, flat, flat.nbytes)
 
     def _next_order(self, result: Result | None) -> Order | None:

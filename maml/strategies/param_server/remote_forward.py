@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from maml.config import Config
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import reported, this
+from maml.strategies.over_rpc import on_strategy
 from maml.strategies.packing import OuterLosses
 from maml.strategies.param_server.over_rpc import Event, Order, ParameterServer, Result
 from maml.worker import Batch, Share, Worker
@@ -51,7 +51,7 @@ class RemoteForward(ParameterServer):
         return torch.empty(0)
 
     def forward(self, rank: int, step: int, batches: list[Batch]) -> Tensor:
-        """Return ``[1 + M + 1]``, Σ loss, Σ metrics and count of the tasks ordered in ``step``."""
+        """On the server: return ``[1 + M + 1]``: Σ loss, Σ metrics and count of its tasks."""
         assert self._model is not None
         at, params = self._model
         learner = self._learners[rank]
@@ -68,10 +68,16 @@ class RemoteForward(ParameterServer):
         self.pending[rank] = Result(step, totals.detach(), wire_bytes)
         return totals
 
-    def deliver(self, rank: int, gradient: Tensor) -> None:
-        """Take in the gradient of a trainer's tasks, together with the sums of their forward."""
+    def deliver(self, rank: int, context: int) -> None:
+        """On the server: take in the gradient of a trainer's tasks, and the sums of their forward.
+
+        ``context``: the distributed-autograd context that has the gradient.
+        """
+        gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]
+        if self.leaf not in gradients:
+            raise RuntimeError("the served model got no gradient")
         found = self.pending.pop(rank)
-        flat = torch.cat([gradient, found.flat])
+        flat = torch.cat([gradients[self.leaf], found.flat])
         self.events.put(Event(rank, found._replace(flat=flat), None))
 
     def compute(self, order: Order) -> None:
@@ -79,22 +85,7 @@ class RemoteForward(ParameterServer):
         batches = list(self.worker.training_tasks(order.ids))
         rank = self.world.rank
         with self.guard(), dist_autograd.context() as context:
-            totals = rpc.rpc_sync(0, _forward, (rank, order.step, batches))
+            forward = (RemoteForward.forward, rank, order.step, batches)
+            totals = rpc.rpc_sync(0, on_strategy, forward)
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
-            rpc.rpc_sync(0, _deliver, (rank, context))
-
-
-@reported
-def _forward(rank: int, step: int, batches: list[Batch]) -> Tensor:
-    """Run on the server: see `RemoteForward.forward`."""
-    return this(RemoteForward).forward(rank, step, batches)
-
-
-@reported
-def _deliver(rank: int, context: int) -> None:
-    """Run on the server: see `RemoteForward.deliver`."""
-    server = this(RemoteForward)
-    gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]
-    if server.leaf not in gradients:
-        raise RuntimeError("the served model got no gradient")
-    server.deliver(rank, gradients[server.leaf])
+            rpc.rpc_sync(0, on_strategy, (RemoteForward.deliver, rank, context))

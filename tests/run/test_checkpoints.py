@@ -182,9 +182,8 @@ def test_a_damaged_one_is_set_aside(
     before = [path.read_bytes() for path in names]
     capsys.readouterr()
     if others == (6, 4, 2):
-        with pytest.raises(UserError, match=r"last\.pt: .*; none of the others can be") as caught:
+        with pytest.raises(UserError, match=r"last\.pt: .*; none of the others can be"):
             train(CONFIG, tmp_path)
-        assert len(str(caught.value).splitlines()) == 1
         assert [path.read_bytes() for path in names] == before
         return
     assert same(train(CONFIG, tmp_path)["model"], straight["model"])
@@ -250,9 +249,8 @@ def test_another_networks_model(tmp_path: Path) -> None:
     parts |= {"starts": [5]}
     for part, value in parts.items():
         checkpoint.save(path, {**whole, part: value})
-        with pytest.raises(UserError, match=f"{part}|another version") as caught:
+        with pytest.raises(UserError, match=f"{part}|another version"):
             train(CONFIG, tmp_path, iterations=9, resume=str(path))
-        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_two_at_once(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from maml.run.files import read_rows
 from maml.strategies.local import Local
 from maml.training.guard import LONG, MODELS, SKIPPED_IN_A_ROW, Guard, rows_of
 from tests.launching import run, torchrun
-from tests.runs import as_flags, last, metrics, result, same, sinusoid, train
+from tests.runs import as_flags, last, metrics, refused, result, same, sinusoid, train
 from tests.strategies.faults import IN_ORDER, STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -74,7 +74,7 @@ def test_a_step_that_is_not_finite_stops_the_run(
     with pytest.raises(UserError, match=f"^{reason} at iteration 3: {said}; ") as caught:
         train(POISONED, tmp_path, **values)
     line = str(caught.value)
-    assert len(line.splitlines()) == 1 and str(last_checkpoint(tmp_path)) in line
+    assert str(last_checkpoint(tmp_path)) in line
     assert ("--inner-lr may help" in line) == (not why)
     assert same(
         last(tmp_path)["model"], train(POISONED, tmp_path / "2", iterations=2, **values)["model"]
@@ -159,10 +159,7 @@ def test_all_strategies_and_ranks_decide_the_same(tmp_path: Path) -> None:
 
 def test_what_cannot_be_replayed(tmp_path: Path) -> None:
     def refusal(*options: str) -> str:
-        with pytest.raises(UserError) as caught:
-            replay.main([str(tmp_path), "--trust", *options])
-        assert len(str(caught.value).splitlines()) == 1
-        return str(caught.value)
+        return refused(replay.main, [str(tmp_path), "--trust", *options])
 
     with pytest.raises(UserError):
         train(POISONED, tmp_path)

@@ -22,7 +22,7 @@ from maml.strategies.local import Local
 from maml.trainer import Trainer
 from tests.datasets.test_array_pickle import Hostile
 from tests.launching import run
-from tests.runs import glyphs, last, metrics, result, same, sinusoid, supervised, train
+from tests.runs import glyphs, last, metrics, refused, result, same, sinusoid, supervised, train
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -183,11 +183,9 @@ def test_changed_flags_are_refused_as_they_are_spelled(tmp_path: Path) -> None:
     config = glyphs(iterations=1, learner="mamlpp", lslr=False, filters=8)
     before = train(config, tmp_path)
     for name, value in (("inner_lr", 0.5), ("order", "first"), ("seed", 9)):
-        with pytest.raises(UserError) as caught:
-            train(config, tmp_path, iterations=2, **{name: value})
-        message = str(caught.value)
+        message = refused(train, config, tmp_path, iterations=2, **{name: value})
         assert message.startswith(f"--{name.replace('_', '-')} is {value}, ")
-        assert str(getattr(config, name)) in message and len(message.splitlines()) == 1
+        assert str(getattr(config, name)) in message
     with pytest.raises(UserError, match=r"\(1 more differ\); give --no-lslr --filters 8, or "):
         train(config, tmp_path, iterations=2, lslr=True, filters=16)
     assert same(before, last(tmp_path))
@@ -197,7 +195,7 @@ def test_changed_flags_are_refused_as_they_are_spelled(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_is_never_another_model(tmp_path: Path) -> None:
-    whole, path, refused = train(sinusoid(), tmp_path), checkpoint.last_checkpoint(tmp_path), 0
+    whole, path, n_refused = train(sinusoid(), tmp_path), checkpoint.last_checkpoint(tmp_path), 0
     healthy = path.read_bytes()
     for seed in range(300):
         generator = random.Random(seed)
@@ -207,10 +205,9 @@ def test_a_flipped_bit_is_never_another_model(tmp_path: Path) -> None:
         try:
             # A bit between the archive's members changes no content.
             assert same(checkpoint.load(path), whole)
-        except UserError as error:
-            refused += 1
-            assert len(str(error).splitlines()) == 1
-    assert refused > 50
+        except UserError:
+            n_refused += 1
+    assert n_refused > 50
 
 
 @pytest.mark.parametrize("how", ["pickle", "torch"])
@@ -250,9 +247,8 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
     monkeypatch.setattr(f"maml.run.checkpoint.{target}", full)
-    with pytest.raises(UserError, match=f"^{path}: .*No space left.*earlier checkpoint") as caught:
+    with pytest.raises(UserError, match=f"^{path}: .*No space left.*earlier checkpoint"):
         checkpoint.save(path, whole(2))
-    assert len(str(caught.value).splitlines()) == 1
     assert checkpoint.load(path)["iteration"] == 1
     assert [file.name for file in path.parent.iterdir()] == ["last.pt"]
 

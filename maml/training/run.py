@@ -1,6 +1,7 @@
 """One training run in a driving process: its parameters, checkpoints and log."""
 
 import contextlib
+import functools
 import math
 import threading
 from collections.abc import Mapping
@@ -61,7 +62,8 @@ class Run:
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
         self._companions: Mapping[str, Companion] = {}
-        self._window: Window | None = None
+        # The steps since the row before: seconds and, if taken, sums and number of tasks.
+        self._since: list[tuple[float, tuple[Tensor, int] | None]] = []
         self._fixed: dict[str, Any] = {
             "division": self.worker.training.division,
             # Read now, as they were imported: a user may edit the files while the run trains.
@@ -135,18 +137,31 @@ class Run:
         """Count one iteration, which took ``seconds``; ``share`` is None if it was skipped."""
         self.iteration, self._is_whole = self.iteration + 1, True
         self.seconds += seconds
-        self._window = self._window or Window(self.worker.metric_names)
-        if share is None:
-            self._window.skip(seconds)
-        else:
-            self._window.add(share, seconds)
+        # A copy, because the sums may be part of one tensor with the gradients.
+        sums = None if share is None else (share.totals.clone(), share.n_tasks)
+        self._since.append((seconds, sums))
 
     def report(self) -> dict[str, Any]:
-        """Write a row of the iterations since the row before, and return it; {} without any."""
-        window, self._window = self._window, None
-        if window is None:
+        """Write a row of the iterations since the row before, and return it; {} without any.
+
+        The numbers of a skipped step would spoil the means, so only the step counts.
+        """
+        since, self._since = self._since, []
+        if not since:
             return {}
-        row = window.row(self.strategy.report(), self.worker.stopwatch.take())
+        taken = [sums for _, sums in since if sums is not None]
+        n_tasks, seconds = sum(n for _, n in taken), sum(took for took, _ in since)
+        row: dict[str, Any] = {}
+        if taken:
+            totals = functools.reduce(torch.add, (each for each, _ in taken))
+            row |= zip(self.worker.metric_names, (totals / n_tasks).tolist(), strict=True)
+        row["tasks_per_second"] = n_tasks / seconds
+        if skipped := len(since) - len(taken):
+            row["skipped"] = skipped
+        spent = self.worker.stopwatch.take()
+        # The remaining time goes to messages and to waiting for other processes.
+        elsewhere = max(0.0, seconds - sum(spent.values()))
+        row |= self.strategy.report() | {"time": spent | {"elsewhere": elsewhere}}
         self.write(row | {"gradient_norm": self.optimizer.norm})
         return row
 
@@ -202,36 +217,3 @@ class Run:
             with contextlib.suppress(UserError):
                 self.save()
                 self.say(f"saved after iteration {self.iteration}: {self.last}")
-
-
-class Window:
-    """Sums over the iterations since the previous row of metrics.jsonl."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        """Begin empty; ``names`` are the names of the elements of `Share.totals`."""
-        self._names = names
-        self._totals: Tensor | None = None
-        self._tasks, self._skipped, self._seconds = 0, 0, 0.0
-
-    def add(self, share: Share, seconds: float) -> None:
-        """Add a step that was taken."""
-        self._totals = share.totals if self._totals is None else self._totals + share.totals
-        self._tasks += share.n_tasks
-        self._seconds += seconds
-
-    def skip(self, seconds: float) -> None:
-        """Count a step that was not taken, without its numbers, which would spoil the means."""
-        self._skipped += 1
-        self._seconds += seconds
-
-    def row(self, report: dict[str, Any], spent: dict[str, float]) -> dict[str, Any]:
-        """Return the row, with the strategy's ``report`` and the times ``spent``."""
-        row: dict[str, Any] = {}
-        if self._totals is not None:
-            row |= zip(self._names, (self._totals / self._tasks).tolist(), strict=True)
-        row["tasks_per_second"] = self._tasks / self._seconds
-        if self._skipped:
-            row["skipped"] = self._skipped
-        # The remaining time goes to messages and to waiting for other processes.
-        elsewhere = max(0.0, self._seconds - sum(spent.values()))
-        return row | report | {"time": spent | {"elsewhere": elsewhere}}

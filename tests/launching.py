@@ -1,6 +1,6 @@
 """Start the program as a user does, in its own processes, and leave no process behind.
 
-``run`` and ``run_torchrun`` wait, within a hard time limit (see `SLACK`); ``start`` returns a
+``run`` waits, within a hard time limit (see `SLACK`); ``start`` returns a
 `Launched` at once, for tests that send signals. Every launched process inherits a variable by which
 its descendants are found, in any session. After the time limit, py-spy dumps the Python stacks of
 all of them, all are killed, and the test fails.
@@ -74,13 +74,6 @@ def start_ranks(
     ]
 
 
-def run_torchrun(
-    nproc: int, args: Sequence[str], timeout: float = 120, **options: object
-) -> Completed:
-    """Run ``torchrun --standalone --nproc_per_node=nproc train_maml.py args``; see `run`."""
-    return run([*torchrun(nproc), *args], timeout, **options)  # type: ignore[arg-type]
-
-
 def run(
     command: Sequence[str],
     timeout: float,
@@ -97,22 +90,13 @@ def run(
 
 
 def run_together(commands: Sequence[Sequence[str]], timeout: float) -> list[Completed]:
-    """Run ``commands`` at the same time to their ends; once one fails, all are killed."""
-    deadline = time.monotonic() + SLACK * timeout
-    started: list[Launched] = []
+    """Run ``commands`` at the same time to their ends; after a failure, kill all."""
+    started = [start(command) for command in commands]
     try:
-        started += [start(command) for command in commands]
-        # Report the first command that fails, not the ones that wait for it.
-        while any(one.process.poll() is None for one in started):
-            if time.monotonic() > deadline or any(one.process.poll() for one in started):
-                break
-            time.sleep(0.05)
-        started.sort(key=lambda one: not one.process.poll())
-        return [one.wait(max(0.0, deadline - time.monotonic()) / SLACK) for one in started]
+        return [one.wait(timeout) for one in started]
     finally:
         for one in started:
             one.kill()
-            shutil.rmtree(one._folder, ignore_errors=True)
 
 
 def start(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run_torchrun
+from tests.launching import run, torchrun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def accuracy(args: list[str], run_dir: Path) -> tuple[float, float]:
     """Train on two workers; return the test accuracy and its interval."""
     common = ["--logger", "none", "--partition", "chunk", "--run-dir", str(run_dir)]
-    run_torchrun(2, [*args, *common], timeout=1700)
+    run([*torchrun(2), *args, *common], timeout=1700)
     result = json.loads((run_dir / "result.json").read_text())
     assert result["tasks"] == 600
     return result["accuracy"], result["ci95"]

@@ -19,7 +19,7 @@ from maml.config.fields import FACTS
 from maml.config.presets import PRESETS
 from maml.errors import UserError
 from maml.processes.program import run_program
-from tests.launching import run_torchrun
+from tests.launching import run, torchrun
 from tests.runs import as_flags, refused
 
 GLYPHS = "maml-glyphs-5way-1shot"
@@ -313,9 +313,8 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     ids=["known to one", "known to all"],
 )
 def test_bad_input_under_torchrun(flags: list[str], says: str, cache_dir: Path) -> None:
-    done = run_torchrun(
-        2, [*flags, "--logger", "none"], 90, expect=None, env={"MAML_CACHE": str(cache_dir)}
-    )
+    command = [*torchrun(2), *flags, "--logger", "none"]
+    done = run(command, 90, expect=None, env={"MAML_CACHE": str(cache_dir)})
     assert done.returncode != 0
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1

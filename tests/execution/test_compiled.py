@@ -21,7 +21,7 @@ from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import run, run_torchrun
+from tests.launching import run, torchrun
 from tests.metagradient.peer import assert_near
 from tests.runs import glyphs, last, metrics, moved, same, sinusoid
 
@@ -82,7 +82,7 @@ def test_compiled_workers_train_the_same(tmp_path: Path, partition: str) -> None
     saved = []
     for mode in ("on", "off"):
         folder = tmp_path / mode
-        done = run_torchrun(2, [*args, "--compile", mode, "--run-dir", str(folder)], timeout=400)
+        done = run([*torchrun(2), *args, "--compile", mode, "--run-dir", str(folder)], timeout=400)
         assert "warning" not in done.stderr
         # Only rank 0 says it, here for the one shape that each process meets.
         assert done.stderr.count("compiled in") == (mode == "on")

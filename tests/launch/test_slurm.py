@@ -19,7 +19,7 @@ from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.run.files import read_rows
 from tests.launch.cluster import Cluster, missing
-from tests.launching import REPO, run_torchrun
+from tests.launching import REPO, run, torchrun
 from tests.network import why_not
 from tests.runs import last, metrics, same
 
@@ -88,7 +88,7 @@ def test_a_training_may_begin_with_a_flag(tmp_path: Path) -> None:
 
 def test_a_job_goes_on_after_each_interruption(cluster: Cluster, checkout: Path) -> None:
     """Pre-empted by a better job, then out of time: it ends with the undisturbed run's bits."""
-    run_torchrun(2, [*SINUSOID, "--run-dir", str(checkout / "straight")], timeout=150)
+    run([*torchrun(2), *SINUSOID, "--run-dir", str(checkout / "straight")], timeout=150)
     number = submitted(cluster, checkout, "--nodes=2", "launch/slurm.sbatch", *SINUSOID)
 
     log = cluster.folder / f"maml-{number}.log"

@@ -19,7 +19,7 @@ from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.trainer import Trainer
 from maml.worker import Worker
-from tests.launching import run_torchrun
+from tests.launching import run, torchrun
 from tests.metagradient.peer import by_hand
 from tests.runs import last
 
@@ -129,5 +129,6 @@ def test_any_topology_trains_the_same_and_goes_on_to_the_same_bits(tmp_path: Pat
     for strategy, network in (("rpc", "Everything"), ("rpc", "Unsent"), ("allreduce", "Unsent")):
         run_dir = tmp_path / (strategy + network)
         own = ["--network", f"tests.strategies.test_own_networks:{network}", "--strategy", strategy]
-        run_torchrun(2, [*WORDS, *OF_ANY_SIZES, *own, "--run-dir", str(run_dir)])
+        words = [*WORDS, *OF_ANY_SIZES, *own, "--run-dir", str(run_dir)]
+        run([*torchrun(2), *words], timeout=120)
         torch.testing.assert_close(last(run_dir)["model"], whole, rtol=1e-10, atol=1e-12)

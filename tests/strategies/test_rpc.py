@@ -16,7 +16,7 @@ from torch.distributed.rpc.internal import _internal_rpc_pickler
 from maml.processes.world import World
 from maml.strategies import over_rpc
 from maml.strategies.rpc import Reference, Rpc
-from tests.launching import run_torchrun, start_ranks
+from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
 
@@ -59,7 +59,7 @@ def test_many_tasks_on_few_threads_finish(tmp_path: Path, partition: str, size: 
     """128 tasks on workers with 2 threads each: no call holds a thread while it waits."""
     args = [*SINUSOID, "--meta-batch-size", "128", "--iterations", "2", "--rpc-threads", "2"]
     args += ["--partition", partition, "--run-dir", str(tmp_path)]
-    done = run_torchrun(size, args, timeout=180)
+    done = run([*torchrun(size), *args], timeout=180)
     assert metrics(tmp_path)[-1]["iteration"] == 2
     assert ("--partition chunk trains the same" in done.stdout) == (partition == "exclusive")
 

@@ -155,6 +155,7 @@ def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixt
     for then, now, says in (
         (b"ways: 3", b"ways: five", r"ways: 'five' is not int"),
         (b"ways: 3", b"ways: 0", r"--ways must be at least 1, not 0"),
+        (b"preset: maml", b"preset: ../maml", r"preset '\.\./maml-.*': cannot name a folder"),
         (b"data: glyphs", b"data: imagenet", r"--data imagenet: unknown; .*glyphs, .*omniglot"),
         (b"data: glyphs", b"data: gl\xffphs", r"can't decode byte 0xff"),
         (b"seed: 0", b"precision: bf16", r"unknown field 'precision'"),

@@ -17,7 +17,7 @@ import maml
 from datasets.theirs import FromFile
 from launch import workers
 from maml import evaluate, predict, replay
-from maml.config import registry, saved
+from maml.config import registry
 from maml.config.cli import parse
 from maml.config.saved import believed
 from maml.errors import UserError
@@ -215,13 +215,6 @@ def test_what_a_file_has_said_stays_so(home: Path) -> None:
 def test_a_component_is_defined_where_it_is_named(name: str, says: str, home: Path) -> None:
     with pytest.raises(UserError, match=f"^--network {name}: {says}"):
         parse(["maml-glyphs-5way-1shot", "--network", name])
-
-
-def test_a_file_names_no_other_folder(tmp_path: Path) -> None:
-    """A preset's name becomes the name of folders."""
-    (tmp_path / "config.yaml").write_text("config: {preset: ../maml}")
-    with pytest.raises(UserError, match=r"preset '\.\./maml': cannot name a folder"):
-        saved.read(tmp_path / "config.yaml")
 
 
 def test_a_tag_of_yaml_is_refused(home: Path, tmp_path: Path) -> None:

@@ -284,9 +284,7 @@ class Worker:
         together = learner.batching == "vmap" and not isinstance(tasks, list)
         return played[0] if together else played
 
-    def evaluate(
-        self, models: Params | Sequence[Params], split: str, ids: Tensor, learner: Learner
-    ) -> Tensor:
+    def evaluate(self, models: Params | Sequence[Params], split: str, ids: Tensor) -> Tensor:
         """Return each task's metrics, ``[T, len(evaluation_names)]``, without meta-gradient.
 
         ``models``: one model, or those of an ensemble (`Learner.evaluate_together`).
@@ -300,7 +298,7 @@ class Worker:
                 metrics = own.evaluate_together(here, tasks)
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
-        rows = self.evaluated(learner, split, ids, row)
+        rows = self.evaluated(split, ids, row)
         if not rows:
             return torch.empty(0, len(self.evaluation_names), dtype=self.dtype)
         return torch.cat(rows).cpu()
@@ -310,10 +308,10 @@ class Worker:
 
     @torch.no_grad()
     def evaluated(
-        self, learner: Learner, split: str, ids: Tensor, of: Callable[[Learner, Any], Tensor]
+        self, split: str, ids: Tensor, of: Callable[[Learner, Any], Tensor]
     ) -> list[Tensor]:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
-        batches, found = self._batches(ids), list[Tensor]()
+        learner, batches, found = self.learner, self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
         with one_by_one.at_test(learner):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):

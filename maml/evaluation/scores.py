@@ -130,7 +130,7 @@ def after_steps(
         each = (own.scores(_predictions(own, params, tasks, n), tasks.query_y) for n in steps)
         return torch.stack([scores[name] for scores in each], dim=1)
 
-    return metric, torch.cat(worker.evaluated(worker.learner, split, ids, of))
+    return metric, torch.cat(worker.evaluated(split, ids, of))
 
 
 def answers(own: Learner, params: Params, tasks: Task, steps: int) -> Tensor:
@@ -178,7 +178,7 @@ def of_tasks(
             if isinstance(models, dict):
                 rows.append(strategy.evaluate(models, split, ids))
             else:
-                rows.append(worker.evaluate(models, split, ids, worker.learner))
+                rows.append(worker.evaluate(models, split, ids))
             shown.update(len(ids))
     return torch.cat(rows)
 

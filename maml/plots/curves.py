@@ -94,7 +94,7 @@ def adapted_curve(axis: Any, worker: Worker, meta_params: Params) -> None:
 
     fitted = None
     if task.query_x.shape[2:] == task.query_y.shape[2:] == (1,):
-        (fitted,) = worker.evaluated(worker.learner, "test", first, fits)
+        (fitted,) = worker.evaluated("test", first, fits)
     if fitted is None or fitted.shape[1:] != (len(x), 1):
         axis.set_axis_off()
         return

@@ -50,7 +50,7 @@ def panel(model: Model, index: int = 0) -> Any:
     def answered(own: Learner, task: Task) -> Tensor:
         return answers(own, model.meta_params, task, config.eval_inner_steps)
 
-    (outputs,) = worker.evaluated(worker.learner, "test", torch.tensor([index]), answered)
+    (outputs,) = worker.evaluated("test", torch.tensor([index]), answered)
     if truth.dim() != 1 or outputs.shape[1:] != (len(truth), model.ways):
         return None
     chosen = outputs[0].argmax(-1).cpu()

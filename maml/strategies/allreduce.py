@@ -80,7 +80,7 @@ class AllReduce(Collective):
         if self.config.check_every:
             self._check_equal(meta_params)
         mine = torch.arange(len(ids)).tensor_split(self.world.size)[self.world.rank]
-        found = self.worker.evaluate(meta_params, split, ids[mine], self.worker.learner)
+        found = self.worker.evaluate(meta_params, split, ids[mine])
         rows = torch.zeros(len(ids), found.shape[1], dtype=self.worker.dtype, device=self.home)
         rows[mine] = found.to(self.home)
         return self._reduce(rows.reshape(-1)).view_as(rows).cpu()

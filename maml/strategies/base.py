@@ -199,7 +199,7 @@ class Strategy(ABC):
 
         By default this process computes the metrics while the others wait.
         """
-        return self.worker.evaluate(meta_params, split, ids, self.worker.learner)
+        return self.worker.evaluate(meta_params, split, ids)
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:

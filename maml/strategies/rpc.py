@@ -219,8 +219,8 @@ class Rpc(OverRpc):
 
     def evaluate_here(self, ids: Tensor, flat: Tensor, split: str) -> Tensor:
         """Return the metrics of the tasks ``ids`` of ``split`` at ``flat [P]``."""
-        worker, params = self.worker, self.packing.to_params(flat)
-        return worker.on_own_thread(lambda: worker.evaluate(params, split, ids, worker.learner))
+        params = self.packing.to_params(flat)
+        return self.worker.on_own_thread(lambda: self.worker.evaluate(params, split, ids))
 
     def _chunks(self, compute: Callable[..., Tensor], ids: Tensor, *more: Any) -> list[Tensor]:
         """Return ``compute(strategy, chunk, *more)`` of each process; rank 0 has the first."""

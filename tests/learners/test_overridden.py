@@ -171,8 +171,6 @@ def test_answers_that_draw_have_the_task_s_address(name: str, batching: str) -> 
     values = {"learner": f"tests.learners.test_overridden:{name}", "eval_draws": True}
     worker = worker_of("maml-glyphs-5way-1shot", batching=batching, eval_inner_steps=1, **values)
     params = worker.learner.meta_parameters()
-    whole, again, alone = (
-        worker.evaluate(params, "test", ids, worker.learner) for ids in (IDS, IDS, IDS[1:])
-    )
+    whole, again, alone = (worker.evaluate(params, "test", ids) for ids in (IDS, IDS, IDS[1:]))
     assert torch.equal(whole, again) and torch.equal(whole[1:], alone)
     assert (worker.learner.draws, worker.learner.batching) == (False, batching)

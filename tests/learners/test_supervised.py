@@ -65,7 +65,7 @@ def test_evaluation_normalises_by_training_examples_or_by_the_batch_itself() -> 
     worker = make_worker(network="conv4", filters=8)
     params = {k: v.detach() for k, v in worker.learner.meta_parameters().items()}
     names = worker.evaluation_names
-    row = worker.evaluate(params, "test", torch.arange(1), worker.learner)[0]
+    row = worker.evaluate(params, "test", torch.arange(1))[0]
     found = dict(zip(names, row.tolist(), strict=True))
     task = Task(*(part[0] for part in worker.evaluation("test").tasks(torch.arange(1))))
     weights = worker.learner.network_weights(params)

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import errno
 import itertools
-import json
 import os
 import sys
 import time
@@ -209,7 +208,7 @@ class RunEvaluator:
             _say(no_answers(found))
         row["time"] = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if not self.of_record:
-            files.append_line(self.rows, json.dumps(row))
+            files.append_row(self.rows, row)
 
     def _check(self, contents: Sequence[dict[str, Any]]) -> None:
         """Refuse checkpoints of another network, or of other training classes than now."""

@@ -37,8 +37,8 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append a line in one write, so that a later crash keeps it; errors as in `write_bytes`.
+def append_row(path: Path, row: dict[str, Any]) -> None:
+    """Append a line of JSON in one write, so that a later crash keeps it; errors as `write_bytes`.
 
     A full disk may have cut the last line short. Then the new line still begins a line.
     """
@@ -46,7 +46,7 @@ def append_line(path: Path, line: str) -> None:
         with open(path, "ab+") as file:
             file.seek(max(file.tell() - 1, 0))
             is_cut = file.read(1) not in (b"", b"\n")
-            file.write(("\n" * is_cut + line + "\n").encode())
+            file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
     except OSError as error:
         raise UserError(f"{path}: cannot write: {error.strerror}") from error
 

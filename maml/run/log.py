@@ -20,7 +20,7 @@ import torchopt.distributed as todist
 
 from maml.config import Config, saved
 from maml.processes.clock import within
-from maml.run.files import append_line, keep_rows, write_text
+from maml.run.files import append_row, keep_rows, write_text
 
 LAST_WORDS = 20.0
 """Seconds that a sink has at the end of a run to send its remaining data."""
@@ -169,8 +169,8 @@ class RunLog:
 
     @todist.rank_zero_only
     def write(self, row: Row) -> None:
-        """Append one row to the file and hand it to the sink; errors as in `append_line`."""
-        append_line(self._path, json.dumps(row))
+        """Append one row to the file and hand it to the sink; errors as in `append_row`."""
+        append_row(self._path, row)
         if self._thread is not None:
             self._rows.put(row)
 

@@ -7,7 +7,6 @@ finite nonsense, so the guard warns if the loss stays far above its initial valu
 the first few of these steps. ``python -m maml.replay`` runs the tasks of such a step again.
 """
 
-import json
 import math
 import time
 from collections import deque
@@ -82,7 +81,7 @@ class Guard:
                 "iteration": number, "reason": reason, "action": action, "tasks": tasks.tolist(),
                 "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             }  # fmt: skip
-            files.append_line(rows_of(run.dir), json.dumps(row))
+            files.append_row(rows_of(run.dir), row)
             path = _model_of(run.dir, number)
             if path.exists() or len(list(path.parent.glob("*.pt"))) < MODELS:
                 checkpoint.save(path, run.content() | {"optimizer": {}})

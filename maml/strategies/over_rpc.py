@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import math
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 import torch.distributed.rpc as rpc
 import torchopt.distributed as todist
-from torch.distributed.rpc.internal import PythonUDF, RemoteException, _run_function
+from torch.distributed.rpc.internal import RemoteException
 
 from maml.config import Config
 from maml.errors import UserError, WorkerLostError
@@ -32,19 +31,11 @@ from maml.worker import Worker
 SILENT = 3.0
 """`GOODBYE` seconds after the end, rank 0 gives up processes silent for this many seconds."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
-S = TypeVar("S", bound="OverRpc")
 Answer: TypeAlias = torch.futures.Future[Any]
 """The later answer to a call. Until the answer comes, the call holds no thread."""
 
 _this: OverRpc | None = None
-
-
-def this(kind: type[S]) -> S:
-    """Return this process's strategy, because an incoming call names a function, not an object."""
-    assert isinstance(_this, kind)
-    return _this
 
 
 class OverRpc(Strategy):
@@ -166,40 +157,26 @@ def _finish() -> None:
     _this.finished.set()
 
 
-def reported(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a function that others call over RPC report its own failure, with rank and host.
-
-    An exception that travels over RPC arrives with its text cut into lines, or unreadable.
-    """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        assert _this is not None
-        liveness = _this.liveness
-        try:
-            with liveness.waits.during("called"):
-                return function(*args, **kwargs)
-        except Exception as error:
-            liveness.report(error)
-            if not isinstance(error, (UserError, WorkerLostError)):
-                traceback.print_exc()
-            # RPC's own form of an exception. If we raised it, RPC would also print a traceback.
-            return cast("T", RemoteException("it has reported why", RuntimeError))
-
-    return call
-
-
-@reported
 def on_strategy(method: Callable[..., T], *args: Any) -> T:
-    """Run on another process: ``method`` of its strategy."""
+    """Run on another process: ``method`` of its strategy, because no call can name an object.
+
+    A failure is reported there, with rank and host: an exception that travels over RPC arrives with
+    its text cut into lines, or unreadable.
+    """
+    assert _this is not None
+    liveness = _this.liveness
+    try:
+        with liveness.waits.during("called"):
+            return method(_this, *args)
+    except Exception as error:
+        liveness.report(error)
+        if not isinstance(error, (UserError, WorkerLostError)):
+            traceback.print_exc()
+        # RPC's own form of an exception. If we raised it, RPC would also print a traceback.
+        return cast("T", RemoteException("it has reported why", RuntimeError))
+
+
+@rpc.functions.async_execution
+def answer_later(method: Callable[..., Answer], *args: Any) -> Answer:
+    """Run on another process: ``method`` of its strategy, which returns the future answer."""
     return method(_this, *args)
-
-
-def answer_all(answers: Sequence[Answer], compute: Callable[[], Sequence[Any]]) -> None:
-    """Set each answer to its item of what ``compute`` returns, or all answers to its failure."""
-    # RPC's own way to run a function: it turns an exception into one that the caller raises.
-    found = _run_function(PythonUDF(compute, (), {}))
-    if isinstance(found, RemoteException):
-        found = [found] * len(answers)
-    for answer, content in zip(answers, found, strict=True):
-        answer.set_result(content)

@@ -29,7 +29,7 @@ from maml.errors import WorkerLostError
 from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, answer_all, on_strategy, reported, this
+from maml.strategies.over_rpc import Answer, OverRpc, answer_later, on_strategy
 from maml.strategies.packing import OuterLosses
 from maml.worker import Share, Worker
 
@@ -75,11 +75,6 @@ class Reference:
         return self.clone
 
 
-def _begin(step: int, flat: Tensor, tasks: list[int]) -> None:
-    """Run on a worker: answer the calls of a step for ``tasks``, at parameters ``flat [P]``."""
-    this(Rpc).answer(step, flat, tasks)
-
-
 EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 
 
@@ -100,7 +95,7 @@ def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
     A row ``[1 + M + 1]`` is loss, metrics and a one. A worker answers all its calls of a step
     together. Until then a call holds no thread.
     """
-    return this(Rpc).row(step, int(ids))
+    return answer_later(Rpc.row, step, int(ids))
 
 
 class Rpc(OverRpc):
@@ -127,8 +122,8 @@ class Rpc(OverRpc):
         """Make one call per task, reduce, fetch the gradients; return a packed share."""
         flat = self.packing.params(meta_params).requires_grad_()
         # The exclusive partition gives the tasks to the ranks in turn, beginning with rank 0.
-        own, *others = [ids[rank :: self.world.size] for rank in range(self.world.size)]
-        others = [part for part in others if len(part)]
+        own, *parts = [ids[rank :: self.world.size] for rank in range(self.world.size)]
+        others = [part.tolist() for part in parts if len(part)]
         n_calls = sum(map(len, others))
         with todist.autograd.context() as context:
             # One graph node per rank, so that gradients are added in the order of ranks.
@@ -137,18 +132,16 @@ class Rpc(OverRpc):
                 with self.guard():
                     self._teach()
                     begun = [
-                        rpc.rpc_async(rank, _begin, (context, their_flat, part.tolist()))
-                        for rank, (their_flat, part) in enumerate(
-                            zip(of_others, others, strict=True), 1
-                        )
+                        rpc.rpc_async(rank, on_strategy, (Rpc.answer, context, *of_rank))
+                        for rank, of_rank in enumerate(zip(of_others, others, strict=True), 1)
                     ]
                     pending = exclusive_outer_rows(ids, context)
                 time.sleep(YIELD)  # as in `_chunks`
             sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
             with self.guard():
                 if others:
+                    torch.futures.wait_all(begun)  # first: if one fails, its rows never come
                     mean = pending.wait()
-                    torch.futures.wait_all(begun)
                     assert isinstance(mean, Tensor)
                     sums = sums + mean * n_calls
                 (gradient,) = todist.autograd.grad(context, sums[0], flat)
@@ -185,14 +178,13 @@ class Rpc(OverRpc):
             return found
 
     def answer(self, step: int, flat: Tensor, tasks: list[int]) -> None:
-        """Compute the rows of ``tasks`` as one batch, and answer the calls for them."""
-        compute = reported(self._batch_of_rows)
-        answer_all([self.row(step, task) for task in tasks], lambda: compute(tasks, flat))
-
-    def _batch_of_rows(self, tasks: list[int], flat: Tensor) -> list[Tensor]:
+        """On a worker: compute the rows of ``tasks`` as one batch at ``flat [P]``; answer the calls
+        of the step for them.
+        """
         learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
         rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
-        return list(rows.unbind())
+        for task, row in zip(tasks, rows.unbind(), strict=True):
+            self.row(step, task).set_result(row)
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
         """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.processes.world import World
-from maml.strategies import over_rpc
 from maml.strategies.rpc import Reference, Rpc
 from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
 
 FORGETS = """
-from maml.strategies import rpc
-def forget(step, flat, tasks):
-    rpc.this(rpc.Rpc).answer(step, flat.detach(), tasks)
-rpc._begin = forget
+from maml.strategies.rpc import Rpc
+answer = Rpc.answer
+def forget(self, step, flat, tasks):
+    answer(self, step, flat.detach(), tasks)
+Rpc.answer = forget
 """
 
 
@@ -89,15 +89,14 @@ def test_calls_in_any_order_are_one_batch_in_order(monkeypatch: pytest.MonkeyPat
     """Two steps at once: each call has its own thread, and calls come in random order."""
     batches = []
 
-    def compute(self: Rpc, tasks: list[int], flat: Tensor) -> list[Tensor]:
-        batches.append(tasks)
-        return [task * flat for task in tasks]
+    def compute(self: Rpc, ids: Tensor, flat: Tensor, learner: Any) -> Tensor:
+        batches.append(ids.tolist())
+        return ids[:, None] * flat
 
-    monkeypatch.setattr(Rpc, "_batch_of_rows", compute)
+    monkeypatch.setattr(Rpc, "_outer_rows", compute)
     worker = worker_of("maml-sinusoid-10shot")
     strategy = Rpc(worker.config, World(0, 1, 0, 1, launched=False), worker)
-    monkeypatch.setattr(over_rpc, "_this", strategy)
-    tasks, flat = [3, 1, 4, 2], torch.tensor([0.5])
+    tasks, flat = [3, 1, 4, 2], torch.full((strategy.packing.n_params,), 0.5)
     calls = [partial(strategy.row, step, task) for step in (1, 2) for task in tasks]
     todo: list[Callable[[], Any]] = [
         *calls, *(partial(strategy.answer, step, step * flat, tasks) for step in (1, 2))
@@ -110,5 +109,5 @@ def test_calls_in_any_order_are_one_batch_in_order(monkeypatch: pytest.MonkeyPat
         assert batches == [tasks, tasks]
         for one in calls:
             step, task = one.args
-            assert done[one].result().wait() == task * step * flat
+            assert torch.equal(done[one].result().wait(), task * step * flat)
         assert not strategy._rows

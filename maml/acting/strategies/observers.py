@@ -22,7 +22,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, on_strategy, this
+from maml.strategies.over_rpc import Answer, OverRpc, answer_later, on_strategy
 from maml.worker import Batch, Share, Worker
 
 COMPONENTS = {
@@ -35,14 +35,6 @@ COMPONENTS = {
 
 Asked: TypeAlias = tuple[Tensor, Answer]
 """An observer's request, and the future of its answer."""
-
-
-@rpc.functions.async_execution
-def _answer(rank: int, request: Tensor) -> Answer:
-    """Run on the agent: return the future of the actions for one request."""
-    answer: Answer = torch.futures.Future()
-    this(Observers).events.put((rank, (request, answer)))
-    return answer
 
 
 class Observers(OverRpc):
@@ -147,6 +139,12 @@ class Observers(OverRpc):
             answer.set_result(part)
         self._counts.update(forwards=1, requests=len(requests))
 
+    def ask(self, rank: int, request: Tensor) -> Answer:
+        """On the agent: return the future of the actions for one request."""
+        answer: Answer = torch.futures.Future()
+        self.events.put((rank, (request, answer)))
+        return answer
+
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return the ids that were played."""
         return self._played
@@ -165,7 +163,8 @@ class Observers(OverRpc):
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
             with self.guard():
-                actions = rpc.rpc_sync(0, _answer, (self.world.rank, request))
+                asked = (Observers.ask, self.world.rank, request)
+                actions = rpc.rpc_sync(0, answer_later, asked)
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 
         environment, dtype = self.learner.environment, self.worker.dtype

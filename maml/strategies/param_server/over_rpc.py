@@ -22,7 +22,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import OverRpc, this
+from maml.strategies.over_rpc import OverRpc, answer_later
 from maml.worker import Share, Worker
 
 
@@ -56,12 +56,6 @@ class Event(NamedTuple):
     answer: Future[Order | None] | None
 
 
-@rpc.functions.async_execution
-def _exchange(rank: int, result: Result | None) -> Future[Order | None]:
-    """Run on the server: take a result, return the next order; hold no thread meanwhile."""
-    return this(ParameterServer).exchange(rank, result)
-
-
 class ParameterServer(OverRpc):
     """The server on rank 0, and a trainer on each other rank.
 
@@ -93,7 +87,7 @@ class ParameterServer(OverRpc):
         self._forget_counts()
 
     def exchange(self, rank: int, result: Result | None) -> Future[Order | None]:
-        """Take in ``result``, if any; return the future of the next order."""
+        """On the server: take in ``result``, if any; return the future of the next order."""
         answer: Future[Order | None] = Future()
         with self._closing:
             if self.finished.is_set():
@@ -235,7 +229,8 @@ class ParameterServer(OverRpc):
         """Push the ``result``; wait for the next order while the server lives."""
         arrived = threading.Event()
         # 0: no time limit; a server may test for minutes while its trainers wait.
-        answer = rpc.rpc_async(0, _exchange, (self.world.rank, result), timeout=0)
+        given = (ParameterServer.exchange, self.world.rank, result)
+        answer = rpc.rpc_async(0, answer_later, given, timeout=0)
         answer.then(lambda _: arrived.set())
         self.wait_for(arrived)
         with self.guard():

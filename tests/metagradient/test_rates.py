@@ -64,7 +64,7 @@ def test_kernels_equal_reverse(loop: str, optimizer: str, within: float) -> None
     shares = [w.share(params, IDS, w.learner) for w in (native, reverse)]
     assert_same(*shares, within)
     if optimizer == "sgd":
-        scores = [w.evaluate(params, "test", IDS, w.learner) for w in (native, reverse)]
+        scores = [w.evaluate(params, "test", IDS) for w in (native, reverse)]
         torch.testing.assert_close(*scores, rtol=0, atol=1e-10)
 
 

@@ -6,7 +6,7 @@ Shape legend: B tasks, E examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -171,24 +171,37 @@ class MetaLearner(checking.Waiting):
             if not here:
                 continue
             self._find_way(own, params, [tasks[i] for i in places])
-            where = [draws.Address(seed, "", i) for i in here]
-            of_some = self._gradient(own, params, [tasks[i] for i in here], where)
-            sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
-            rows = [i - mine.start for i in here]
-            losses[rows] = of_some.losses.detach().to(losses)  # a loss may have another dtype
-            for name, values in of_some.metrics.items():
-                found[name][rows] = values.to(losses)
+            for given, at in self._together(tasks, here):
+                where = [draws.Address(seed, "", i) for i in at]
+                of_some = self._gradient(own, params, given, where)
+                sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
+                rows = [i - mine.start for i in at]
+                losses[rows] = of_some.losses.detach().to(losses)  # a loss may have another dtype
+                for name, values in of_some.metrics.items():
+                    found[name][rows] = values.to(losses)
         self.metrics = found
         return distribution.mean(losses, sums)
 
+    def _together(
+        self, tasks: list[Task], places: list[int]
+    ) -> Iterator[tuple[Task | list[Task], list[int]]]:
+        """Yield tasks to compute in one call, and their places: a batch, or a list of any sizes."""
+        alone = places
+        if self._found[self.training].batching == "vmap":
+            groups = _alike(tasks, places)
+            alone = [i for i, *more in groups if not more]
+            for group in groups:
+                if len(group) > 1:
+                    yield _joined([tasks[i] for i in group]), group
+        if alone:
+            yield [tasks[i] for i in alone], alone
+
     def _gradient(
-        self, own: Learner, params: Params, tasks: list[Task], where: list[draws.Address]
+        self, own: Learner, params: Params, given: Any, where: list[draws.Address]
     ) -> OuterGradient:
         used = copy.copy(own)
         used.batching, used.draws = self._found[self.training]
         used.shares = self.learner.shares
-        alike = used.batching == "vmap" and all(_shapes(t) == _shapes(tasks[0]) for t in tasks)
-        given = _joined(tasks) if alike else tasks
         of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
         self._found[self.training] = Found(used.batching, used.draws)
@@ -274,7 +287,7 @@ class MetaLearner(checking.Waiting):
 
         ``tasks`` are those of all processes, so that all compute them alike.
         """
-        alike = [t for t in tasks if _shapes(t) == _shapes(tasks[0])]
+        alike = [tasks[i] for i in max(_alike(tasks, range(len(tasks))), key=len)]
         tells = len(alike) >= TRIED and self.training not in self._told
         if self.training in self._found and not tells:
             return
@@ -375,9 +388,14 @@ class _OuterLoss(torch.autograd.Function):
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
 
 
-def _shapes(task: Task) -> tuple[pytree.TreeSpec, list[tuple[torch.Size, torch.dtype]]]:
-    leaves, form = pytree.tree_flatten(task)
-    return form, [(part.shape, part.dtype) for part in leaves]
+def _alike(tasks: list[Task], places: Iterable[int]) -> list[list[int]]:
+    """Return the places in groups of tasks of one shape, which can be batched."""
+    groups: dict[Any, list[int]] = {}
+    for i in places:
+        leaves, form = pytree.tree_flatten(tasks[i])
+        shapes = tuple((part.shape, part.dtype) for part in leaves)
+        groups.setdefault((form, shapes), []).append(i)
+    return list(groups.values())
 
 
 def _joined(tasks: list[Task]) -> Task:

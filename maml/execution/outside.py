@@ -26,10 +26,6 @@ MOST = 20_000
 """Look at no more values than this: a data set may be in reach, too."""
 
 
-class Writes(int):
-    """How often a tensor has been written."""
-
-
 def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
     """Return the values that the code of the owner's modules, and of functions, reaches by name."""
     seen = set(map(id, owner.modules()))
@@ -52,7 +48,7 @@ def is_same(before: Kept, after: Kept) -> bool:
     if len(before) != len(after):
         return False
     pairs = zip(before, after, strict=True)
-    return all(a is b or (isinstance(a, int) and type(a) is type(b) and a == b) for a, b in pairs)
+    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in pairs)
 
 
 _levels = 0
@@ -71,7 +67,7 @@ forward_ad.enter_dual_level = _enter
 def _reached(value: Any) -> Iterator[Any]:
     """Yield what a value leads to, if it is of a user's own code."""
     if isinstance(value, Tensor):
-        yield Writes(0 if value.is_inference() else value._version)
+        yield 0 if value.is_inference() else value._version
     elif isinstance(value, dict):
         yield from value.values()
     elif isinstance(value, list | tuple | set | deque):

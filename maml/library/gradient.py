@@ -1,15 +1,16 @@
 """``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
-from maml.execution.outside import Writes, kept_outside
+from maml.execution.outside import globals_of
 from maml.library.alone import alone
 from maml.metagradient import differentiate
 from maml.metagradient.batching import DRAWN, batching_of
@@ -23,6 +24,8 @@ TRIED = 3
 KNOWN = 32
 """Remember this many problems, the latest ones. Networks that they hold stay in memory."""
 _KNOWN: OrderedDict[Any, Batching] = OrderedDict()
+HELD = 10_000
+"""Visit at most this many objects to distinguish a problem from others."""
 
 
 @alone()
@@ -87,10 +90,28 @@ def _batching_of(
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
     """Return a problem's key: the code, networks, ints and strings that it reaches, no tensors."""
-    tell = int, str, type, FunctionType, nn.Module
-    reached = (v for v in kept_outside(nn.Identity(), (state,)) if isinstance(v, tell))
-    return tuple(
-        value.__code__ if isinstance(value, FunctionType) else value
-        for value in reached
-        if not isinstance(value, Writes)
-    )
+    found: list[Any] = []
+    waiting: list[Any] = [state]
+    seen = set[int]()
+    while waiting and len(seen) < HELD:
+        value = waiting.pop(0)
+        if id(value) in seen or isinstance(value, (ModuleType, Tensor)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, (int, str)):
+            found.append(value)
+        elif isinstance(value, (type, FunctionType)):
+            found.append(value)
+            if (value.__module__ or "").split(".")[0] in ("torch", "builtins"):
+                continue
+            if isinstance(value, type):
+                waiting += [*vars(value).values(), *value.__bases__]
+            else:
+                found[-1] = value.__code__
+                waiting += [value.__defaults__, value.__kwdefaults__, value.__closure__]
+                waiting += [value.__globals__.get(name) for name in globals_of(value.__code__)]
+        else:
+            if isinstance(value, nn.Module):
+                found.append((value, value.training))
+            waiting += gc.get_referents(value)
+    return tuple(found)

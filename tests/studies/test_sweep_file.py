@@ -1,5 +1,6 @@
 """A sweep's file has the meaning that it has for W&B: W&B's own package is the oracle."""
 
+import importlib
 import random
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from launch import workers
+from maml.config import cli
 from maml.errors import UserError
 from maml.studies.sweeping import command, file
 from maml.studies.sweeping.file import KINDS
@@ -53,12 +54,13 @@ def test_ready_files_are_theirs_and_ours(path: Path) -> None:
     assert run_to_the_end(described) == points
 
 
-def test_flags_of_the_launcher_are_legal() -> None:
-    """At every point of the file whose program is not train_maml.py, which then parses them."""
-    described = file.read(REPO / "launch" / "sweeps" / "strategy.yaml")
-    for words in (command.command_of(described, point, None) for point in described.grid()):
-        assert words[2:4] == ["-m", "launch.workers"]
-        workers.read(words[4:])
+def test_flags_of_ready_programs_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every point of a file whose program is not train_maml.py, which then parses them."""
+    monkeypatch.setattr("train_maml.main", cli.parse)
+    each = [command.command_of(f, p, None) for f in map(file.read, READY) for p in f.grid()]
+    for words in (words for words in each if words[2] == "-m"):
+        program = importlib.import_module(words[3])
+        getattr(program, "read", program.main)(words[4:])
 
 
 DRAWN = {

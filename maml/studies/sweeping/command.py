@@ -39,7 +39,7 @@ def _code_in(words: list[str]) -> str:
         module, *arguments = arguments
         name, program = f"-m {module}", _file_of(module)
     known = [REPOSITORY / file for file in ("train_maml.py", "launch/workers.py", "launch/local")]
-    if program not in known:
+    if program not in known and program.parent != REPOSITORY / "launch" / "sweeps":
         return f"command: it runs {name or words[0]}, which is no training program of this project"
     # As in --network=my_file:Net. A digit after the colon is no name, as in cuda:0.
     if named := [word for word in arguments if re.search(r":(?!\d)", word)]:

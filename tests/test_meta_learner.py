@@ -928,8 +928,8 @@ def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
         (lambda: maml.MAML(dense(), inner_lr=np.float64(-1)), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
-        (lambda: maml.MAML(dense(), loss=3), "loss is the type int; give a function"),
-        (lambda: maml.MAML(dense(), loss=nn.CrossEntropyLoss), "the type CrossEntropyLoss; give"),
+        (lambda: maml.MAML(dense(), loss=3), "loss is 3; give a function"),
+        (lambda: maml.MAML(dense(), loss=nn.CrossEntropyLoss), "loss is <class .*; give a"),
         (lambda: maml.MAML(dense())(made()[0][0]), "tasks is a Tensor; give"),
         (lambda: maml.MAML(dense())({"train": 1}), "tasks is a dict; give"),  # type: ignore
         (lambda: maml.MAML(dense(), loss=F.nll_loss, label_smoothing=0.1), "0.1: needs the cross-"),

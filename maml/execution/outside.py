@@ -40,7 +40,7 @@ def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
             reached = list(_reached(value))
             waiting += reached
             found += reached
-    return [*found, Writes(_levels)]
+    return [*found, _levels]
 
 
 def is_same(before: Kept, after: Kept) -> bool:

@@ -56,8 +56,7 @@ def learner_around(
                 "learner of maml.learners (docs/extending.md)"
             )
     if not callable(loss) or isinstance(loss, type):
-        what = loss.__name__ if isinstance(loss, type) else type(loss).__name__
-        raise UserError(f"loss is the type {what}; give a function of (outputs, targets)")
+        raise UserError(f"loss is {loss!r}; give a function of (outputs, targets)")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
     try:
         config = _config(kind, module, flags)

@@ -110,13 +110,17 @@ def same_number(tasks: list[Task], params: Params) -> int:
         raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
         digest = zlib.crc32(raw.numpy().data, digest)
     flat = torch.cat([p.detach().reshape(-1).double() for p in params.values()])
-    size = torch.stack([flat.sum(), flat.norm()]).cpu()
+    # Weights, because the sum alone sees no order.
+    weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
+    size = torch.stack([weighted, flat.norm()]).cpu()
     mine = torch.cat([torch.stack([drawn, torch.tensor(digest)]), size.view(torch.int64)])
     of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(of_all, mine)
+    first, norm = of_all[0][2:].view(torch.float64)
+    near = ROUNDING * float(norm.nan_to_num())
     for rank, here in enumerate(of_all):
-        (total, norm), (there, _) = (one[2:].view(torch.float64) for one in (of_all[0], here))
-        if abs(total - there) > ROUNDING * norm:
+        there = here[2:].view(torch.float64)[0]
+        if not torch.isclose(first, there, rtol=0, atol=near, equal_nan=True):
             raise UserError(
                 f"the parameters of rank {rank} are not those of rank 0: call maml.distributed() "
                 "before maml.MAML(…), which gives all processes rank 0's; later, load a state on "

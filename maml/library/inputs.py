@@ -5,7 +5,7 @@ Bad input raises a one-line `UserError`. Shape legend: n examples, E examples of
 
 import contextlib
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -169,10 +169,12 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
     Floats must have the ``dtype`` of the module's parameters. With ``leaves``, tensors that require
     a gradient are refused.
     """
-    parts = _by_name(given)
-    if isinstance(parts, Tensor | np.ndarray | Mapping) or not isinstance(parts, Iterable):
+    try:
+        items = None if isinstance(given, Tensor | np.ndarray) else list(_by_name(given))
+    except TypeError:
+        items = None
+    if items is None or any(isinstance(item, str) for item in items[:1]):  # names of a dictionary
         raise UserError(f"tasks is a {type(given).__name__}; {FORM}")
-    items = list(parts)
     if not items:
         raise UserError(f"tasks is empty; {FORM}")
     if any(isinstance(part, Tensor | np.ndarray) for part in items):

@@ -6,13 +6,12 @@ Shape legend: B tasks, E examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.episodes import reordered
@@ -30,7 +29,7 @@ from maml.library.fast_module import FastModule, adapted, unadapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
-from maml.metagradient.by_task import Batching, unstacked
+from maml.metagradient.by_task import Batching, alike, joined, unstacked
 from maml.metagradient.differentiate import OuterGradient
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import ExplicitNorm, switched
@@ -188,11 +187,11 @@ class MetaLearner(checking.Waiting):
         """Yield tasks to compute in one call, and their places: a batch, or a list of any sizes."""
         alone = places
         if self._found[self.training].batching == "vmap":
-            groups = _alike(tasks, places)
+            groups = alike(tasks, places)
             alone = [i for i, *more in groups if not more]
             for group in groups:
                 if len(group) > 1:
-                    yield _joined([tasks[i] for i in group]), group
+                    yield joined([tasks[i] for i in group]), group
         if alone:
             yield [tasks[i] for i in alone], alone
 
@@ -287,12 +286,12 @@ class MetaLearner(checking.Waiting):
 
         ``tasks`` are those of all processes, so that all compute them alike.
         """
-        alike = [tasks[i] for i in max(_alike(tasks, range(len(tasks))), key=len)]
-        tells = len(alike) >= TRIED and self.training not in self._told
+        same = [tasks[i] for i in max(alike(tasks, range(len(tasks))), key=len)]
+        tells = len(same) >= TRIED and self.training not in self._told
         if self.training in self._found and not tells:
             return
         checking.check(own, params, tasks, self._phase, reaching=self._reaching)
-        some = _joined(alike[:TRIED])
+        some = joined(same[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(
             lambda at: own.training_problem(at, self._phase), params, some,
@@ -386,17 +385,3 @@ class _OuterLoss(torch.autograd.Function):
                 "your own by adapt()"
             )
         return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
-
-
-def _alike(tasks: list[Task], places: Iterable[int]) -> list[list[int]]:
-    """Return the places in groups of tasks of one shape, which can be batched."""
-    groups: dict[Any, list[int]] = {}
-    for i in places:
-        leaves, form = pytree.tree_flatten(tasks[i])
-        shapes = tuple((part.shape, part.dtype) for part in leaves)
-        groups.setdefault((form, shapes), []).append(i)
-    return list(groups.values())
-
-
-def _joined(tasks: list[Task]) -> Task:
-    return pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)

@@ -1,8 +1,8 @@
 """Check whether ``torch.func.vmap`` computes the same as a loop over the tasks.
 
-It may not (torch 2.15): some operations cannot be batched at all, and some were batched wrongly, as
-those of `maml.execution.exact`. So a loss that this project did not write is computed in both ways
-on some tasks before vmap is trusted.
+It may not (torch 2.15): an embedding's padding affects only the first task, norms called by
+``torch.ops`` are wrong, and some operations cannot be batched at all. So a loss that this project
+did not write is computed in both ways on some tasks before vmap is trusted.
 """
 
 import warnings

@@ -1,6 +1,6 @@
 """How B tasks are differentiated, as a batch or one by one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -48,3 +48,18 @@ def one_by_one(tasks: Any) -> Iterator[Any]:
         return
     for task in unstacked(tasks):
         yield pytree.tree_map(lambda tensor: tensor[None], task)
+
+
+def alike(tasks: list[Any], places: Iterable[int]) -> list[list[int]]:
+    """Return the places in groups of tasks of the same form, shapes and dtypes."""
+    groups: dict[Any, list[int]] = {}
+    for i in places:
+        leaves, form = pytree.tree_flatten(tasks[i])
+        shapes = tuple((part.shape, part.dtype) for part in leaves)
+        groups.setdefault((form, shapes), []).append(i)
+    return list(groups.values())
+
+
+def joined(tasks: list[Any]) -> Any:
+    """Join batches of one shape to one batch."""
+    return pytree.tree_map(lambda *parts: torch.cat(parts), *tasks)

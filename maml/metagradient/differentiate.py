@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-import maml.execution.exact  # noqa: F401 — it puts operations of torch right
 from datasets.generators import kept
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from maml.execution.exact import Exact
 from maml.metagradient import draws
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
@@ -86,7 +87,8 @@ class Derivatives:
         if self.alone:
             with draws.at(part, step):
                 return one(params, tasks)
-        return torch.func.vmap(one)(params, tasks)
+        with Exact():
+            return torch.func.vmap(one)(params, tasks)
 
     def _batch(self, tensor: Tensor) -> Tensor:
         return tensor.detach()[None] if self.alone else tensor.detach()

@@ -48,6 +48,8 @@ def apply(
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}
         given = {**buffers, **params}
+        if not torch.is_grad_enabled():  # else a module that enables gradients would keep a graph
+            given = {name: tensor.detach() for name, tensor in given.items()}
         # A layer in two places has its tensors under one name only. Torch's own ties would swap
         # them twice, and leave the call's tensors in the network.
         with _calling(network, given), _nothing_escapes(network):

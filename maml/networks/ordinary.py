@@ -193,6 +193,18 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
+    others = [i for i in range(v.dim()) if i != dim]
+    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim >= 0))
+
+
+# Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.
+_OF_TORCH = torch.library.Library("aten", "IMPL")
+for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+    _OF_TORCH.impl("_weight_norm", _weight_norm, key)
+
+
 @contextlib.contextmanager
 def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
     """Switch a network between training and evaluation mode, which dropout reads.

@@ -327,10 +327,23 @@ def test_what_no_loss_reads_and_what_a_loss_closes_over_is_refused() -> None:
 
 # Sets are [2, 4, 5]. Each entry: the number of scales and shifts, and the function.
 NORMS: dict[str, tuple[int, Any]] = {
-    "layer": (5, lambda x, w, b: F.layer_norm(x, (5,), w, b)),
-    "instance": (4, lambda x, w, b: F.instance_norm(x, None, None, w, b)),
-    "group": (4, lambda x, w, b: F.group_norm(x, 2, w, b)),
-    "batch": (4, lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),
+    "F.layer_norm": (5, lambda x, w, b: F.layer_norm(x, (5,), w, b)),
+    "torch.layer_norm": (5, lambda x, w, b: torch.layer_norm(x, (5,), w, b)),
+    "torch.native_layer_norm": (
+        5, lambda x, w, b: torch.native_layer_norm(x, (5,), w, b, 1e-5)[0]
+    ),
+    "torch.native_batch_norm": (
+        4, lambda x, w, b: torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0]
+    ),
+    "F.instance_norm": (4, lambda x, w, b: F.instance_norm(x, None, None, w, b)),
+    "torch.instance_norm": (
+        4, lambda x, w, b: torch.instance_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
+    ),
+    "F.group_norm": (4, lambda x, w, b: F.group_norm(x, 2, w, b)),
+    "F.batch_norm": (4, lambda x, w, b: F.batch_norm(x, None, None, w, b, True)),
+    "torch.batch_norm": (
+        4, lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0.1, 1e-5, False)
+    ),
     "running": (
         4, lambda x, w, b: F.batch_norm(x, torch.ones(4).double(), torch.ones(4).double(), w, b)
     ),
@@ -338,7 +351,7 @@ NORMS: dict[str, tuple[int, Any]] = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_whose_batched_gradients_torch_differentiates_wrongly(name: str) -> None:
+def test_normalisations_that_torch_batches_wrongly(name: str) -> None:
     """Each way, against plain autograd, task by task."""
     size, normalise = NORMS[name]
     params = {"scale": randn(4, 5, seed=9), "weight": randn(size, seed=8)}

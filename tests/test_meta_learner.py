@@ -308,6 +308,7 @@ def by_loop(
     [
         *((name, (6, 6, 6)) for name in NETWORKS if name != "inspecting"),
         *(("lstm", (3, 6, 9)), ("batch norm", (6,)), ("inspecting", (6,))),
+        ("batch norm", (6, 3, 6, 9, 6, 3)),
     ],
 )
 def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...]) -> None:
@@ -335,7 +336,9 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
         for parameter, gradient in zip(network.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(learner.evaluate(form, steps=3)["loss"].mean(), expected)
+        tested = learner.evaluate(form, steps=3)
+        torch.testing.assert_close(tested["loss"].mean(), expected)
+        assert all(torch.equal(each, tested[metric]) for metric, each in learner.metrics.items())
     if name == "two outputs":  # a learner whose loss is not the network's alone
         other = maml.CAVIA(network, loss=of_both)
         torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), other(tasks))

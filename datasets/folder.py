@@ -50,7 +50,8 @@ class Flags:
 
 
 # The name of a folder, to its split.
-_SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+_VALIDATION = ("validation", "val", "valid")
+_SPLIT_OF = {"train": "train", **dict.fromkeys(_VALIDATION, "validation"), "test": "test"}
 FRACTIONS = "0.64,0.16,0.2"  # for train, validation and test: MiniImageNet's 64, 16 and 20 of 100
 
 _FORMS = "the whole folder must hold <class>/*, or train/<class>/*, val/<class>/*, test/<class>/*"
@@ -135,8 +136,9 @@ def _divided(data_root: Path, split_fractions: str, split: str, ways: int) -> tu
                 f"--split-fractions {split_fractions}: {shown(root)} is divided into "
                 f"{', '.join(there)} already"
             )
-        if {"validation", "val"} <= {*there}:
-            raise DataError(f"{shown(root)}: has validation and val, which mean the same; keep one")
+        if len(twice := [name for name in there if name in _VALIDATION]) > 1:
+            both = " and ".join(twice)
+            raise DataError(f"{shown(root)}: has {both}, which mean the same; keep one")
         found = {
             _SPLIT_OF[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
         }

@@ -34,6 +34,8 @@ Read: TypeAlias = Callable[[str], bytes]
 Decode: TypeAlias = Callable[[Image.Image], Pixels]
 Mode = Literal["rgb", "grey"]
 
+STUBS = ("BUFR", "GRIB", "HDF5", "MPEG", "WMF")
+"""Kinds of files that Pillow recognises, but does not read by itself."""
 _AT_ONCE = 64
 _NAMED = 5
 _MOST_PIXELS = 4096
@@ -51,7 +53,7 @@ def endings() -> frozenset[str]:
     """Return the endings of the files that Pillow reads, such as ``.png``."""
     Image.init()
     known = Image.registered_extensions().items()
-    return frozenset(ending for ending, kind in known if kind in Image.OPEN)
+    return frozenset(ending for ending, kind in known if kind in Image.OPEN and kind not in STUBS)
 
 
 def look(root: Path, below: str = "") -> Content:

@@ -179,8 +179,8 @@ class Common:
         "last", "Test the last model, or the one that validated best."
     )
     stop_after: int = _evaluation(
-        0, "End training after so many validations without a better model; 0: never.", WAY,
-        least=0, read_with=("test_model", "best"), chooses=True,
+        0, "End training after so many validations without a better model; 0: never.", RESULT,
+        least=0, read_with=("test_model", "best"),
     )  # fmt: skip
     eval_draws: bool = _evaluation(
         False, "Let the network draw at validation and test, as dropout does.", RESULT, chooses=True

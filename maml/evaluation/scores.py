@@ -44,7 +44,7 @@ def check_own_data(worker: Worker, splits: Sequence[str], *, trains: bool) -> li
     of the sizes that the flags say. Raise UserError if it differs at each call.
     """
     config, lines, same, trained = worker.config, list[str](), list[str](), list[Any]()
-    if not is_theirs(config.data):
+    if not (is_theirs(config.data) or registry.data_set(config.data).own_images):
         return []
     opened = [(worker.training, *training_task(config), config.queries)] if trains else []
     for split in splits:

@@ -74,9 +74,22 @@ def find(paths: Sequence[Path]) -> list[Run]:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """Return the settings, except the seed, in which the runs differ."""
+    """Return the settings, except the seed, in which the runs differ.
+
+    Initial weights are one setting if each seed has its own, as after a pre-training of each seed.
+    """
     names = dict.fromkeys(name for run in runs for name in settings(run.config) if name != "seed")
-    return [name for name in names if len({getattr(run.config, name) for run in runs}) > 1]
+    return [name for name in names if len({_setting(run, name, runs) for run in runs}) > 1]
+
+
+def _setting(run: Run, name: str, runs: Sequence[Run]) -> Any:
+    value = getattr(run.config, name)
+    if name != "init" or value is None:
+        return value
+    begun = (each.config for each in runs if each.config.init is not None)
+    pairs = {(config.init, config.seed) for config in begun}
+    each_has_one = len(pairs) == len({init for init, _ in pairs}) == len({s for _, s in pairs})
+    return "of each seed" if each_has_one and len(pairs) > 1 else value
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -84,7 +97,7 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
     names = differing(runs)
     # Presets differ in many settings. The learner or the preset is a shorter label, if unique.
     for alone in ("learner", "preset"):
-        value = {tuple(getattr(r.config, n) for n in names): getattr(r.config, alone) for r in runs}
+        value = {tuple(_setting(r, n, runs) for n in names): getattr(r.config, alone) for r in runs}
         if len(names) > 1 and len(set(value.values())) == len(value):
             names = [alone]
             break
@@ -93,7 +106,7 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
         return {first.preset or first.learner: list(runs)}
     found: dict[str, list[Run]] = {}
     for run in runs:
-        said = {name: str(getattr(run.config, name)) for name in names}
+        said = {name: str(_setting(run, name, runs)) for name in names}
         label = " ".join(f"{name}={value}" for name, value in said.items())
         if names in (["learner"], ["preset"]):
             label = said[names[0]]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,9 @@ def read(asked: str, metric: str | None) -> Arm:
         read_as = " and ".join(f"{name}={value!r}" for name, value in values.items())
         raise UserError(f"{asked}: no run in {path} has these values: {read_as}")
     tested = [run for run in runs if (run.path / TESTED).is_file()]
+    for run in runs if tested else ():
+        if run not in tested:
+            print(f"left out: {run.path}: it was not tested", file=sys.stderr, flush=True)
     for run in tested:
         # A run that trained on after its test has the scores of an earlier model.
         status = directory.read_status(run.path)

@@ -8,6 +8,7 @@ a folder's runs. The runs of one argument may differ only in their seed. The com
 argument with the first, on the test tasks that both share.
 """
 
+import math
 import sys
 import textwrap
 import time
@@ -79,7 +80,9 @@ def is_percent(metric: str) -> bool:
 
 
 def plain(value: float, metric: str) -> str:
-    """Return a metric's value as text."""
+    """Return a metric's value as text; "?" if it is not known."""
+    if math.isnan(value):
+        return "?"
     return f"{100 * value:.2f} %" if is_percent(metric) else f"{value:.4g}"
 
 
@@ -89,6 +92,8 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     def around(values: Floats) -> str:
         found = shown(values)
         mean, half = found.mean, (found.high - found.low) / 2
+        if math.isnan(half):
+            return f"{plain(mean, metric)} (all)"
         percent = f"{100 * mean:.2f} ± {100 * half:.2f} %"
         return percent if is_percent(metric) else f"{mean:.4g} ± {half:.2g}"
 
@@ -97,9 +102,8 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
         each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
         means = np.array([of_seed.mean() for of_seed in each])
         over = around(means) if len(each) > 1 else "–"
-        rows.append(
-            [arm.name, around(np.concatenate(each)), over, str(len(each)), str(len(each[0]))]
-        )
+        tasks = "–".join(map(str, sorted({min(map(len, each)), max(map(len, each))})))
+        rows.append([arm.name, around(np.concatenate(each)), over, str(len(each)), tasks])
         if is_percent(metric) and sum(map(len, each)) < FEW and means.mean() >= NEAR:
             few.append(arm.name)
     table = grid(["", f"{metric}, ± over tasks", "± over seeds", "seeds", "tasks each"], rows)
@@ -113,7 +117,8 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
         return f"{100 * value:+.2f}" if is_percent(metric) else f"{value:+.4g}"
 
     def between(of: Shown, p: float) -> list[str]:
-        return [f"{signed(of.low)} to {signed(of.high)}", "< 0.001" if p < 0.001 else f"{p:.3f}"]
+        said = "tied" if math.isnan(of.low) else f"{signed(of.low)} to {signed(of.high)}"
+        return [said, "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
     rows, judged = [], verdicts(list(found.values()))
     for (name, d), (p, p_seeds, verdict) in zip(found.items(), judged, strict=True):
@@ -127,6 +132,8 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
     more = ""
     if len(found) > 1:
         more = f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
+    if any(row.count("tied") for row in rows):
+        more += " *tied*: all have the same Δ, so its spread is not known; p is the sign test's."
     if is_percent(metric):
         more += " Differences are in percentage points."
     return f"{grid(header, rows)}\n\n{LEGEND.format(base=base, more=more)}"

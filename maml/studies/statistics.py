@@ -8,6 +8,7 @@ questions use Student's interval and p. The scores are paired, so a task's diffi
 learners share, drops out.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,10 +48,16 @@ def difference(a: Floats, b: Floats) -> Difference:
 
 
 def shown(values: Floats) -> Shown:
-    """Return Student's t statistics for the mean of ``values [n]``, n ≥ 2."""
+    """Return Student's t statistics for the mean of ``values [n]``, n ≥ 2.
+
+    Equal values tell nothing about the spread: interval and ``detectable`` are nan, and p is that
+    of the sign test.
+    """
     if np.ptp(values) < 1e-12:  # only rounding
         same = float(values[0])
-        return Shown(same, same, same, float(abs(same) < 1e-12), 0.0)
+        if abs(same) < 1e-12:
+            return Shown(same, same, same, 1.0, 0.0)
+        return Shown(same, math.nan, math.nan, 0.5 ** (len(values) - 1), math.nan)
     found = stats.ttest_1samp(values, 0.0)
     law = stats.t(len(values) - 1)
     detectable = float(law.ppf([0.5 + LEVEL / 2, POWER]).sum() * stats.sem(values))

@@ -131,3 +131,7 @@ def test_folder(tmp_path: Path) -> None:
     for command in (lambda: Trainer(config), lambda: evaluate.main([str(tmp_path / "run")])):
         with pytest.raises(UserError, match="trained on other classes than the training split has"):
             command()
+    for number in range(24):  # the same pictures under two names, in two splits
+        shutil.copytree(tmp_path / "mine" / f"class {number}", tmp_path / "mine" / f"{number}")
+    lines = Trainer(with_values(config, run_dir=str(tmp_path / "two"), test_tasks=2)).setup.lines
+    assert any("test classes have the same images as a class of train" in line for line in lines)

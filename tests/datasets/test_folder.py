@@ -63,7 +63,7 @@ def test_a_strangers_folder_gives_episodes_in_every_split(tmp_path, capfd):
     classes(root / "test", {"only in the test": 2, "last": 3})
     elsewhere = classes(tmp_path / "elsewhere", {"linked": 4})
     (root / "test" / "linked").symlink_to(elsewhere / "linked")
-    for name in ("README.md", "train/.hidden", "train/big dog/notes.txt"):
+    for name in ("README.md", "train/.hidden", "train/big dog/notes.txt", "train/big dog/clip.mpg"):
         (root / name).write_text("not an image")
     shade(root / "train" / "loose.png", 1)
     shade(root / "train" / ".thumbnails" / "0.png", 1)
@@ -207,7 +207,7 @@ MISTAKES = [
      "--ways 0: too few classes for validation; "),
     ({"train/a": 2, "train/b": 2}, {"split_fractions": "0.5,0.3,0.2"},
      "--split-fractions 0.5,0.3,0.2: "),
-    ({"train/a": 2, "val/b": 2, "validation/c": 2}, {}, ": has validation and val, which mean"),
+    ({"train/a": 2, "val/b": 2, "valid/c": 2}, {}, ": has val and valid, which mean"),
     ({}, {}, ": no folders of images in it; the whole"),
     ({"a": 2, "b": 2}, {"mode": "hsv"}, "--image-mode hsv: unknown; one of rgb, grey"),
     *(({"a": 2}, {"split_fractions": text}, f"--split-fractions {text}: must be three numbers")

@@ -56,6 +56,8 @@ def test_training_ends_when_no_better_model_was_found(tmp_path: Path) -> None:
         found = result(tmp_path / "patient")
         assert (found["iterations"], found["tested_iteration"]) == (best + 2 * 2, best)
         assert found["loss"] == result(tmp_path / "whole")["loss"]
+    train(patient, tmp_path / "patient", stop_after=3)
+    assert result(tmp_path / "patient")["iterations"] == best + 3 * 2
     train(CONFIG, tmp_path / "short", iterations=best + 3, stop_after=2)
     assert result(tmp_path / "short")["iterations"] == best + 3
 

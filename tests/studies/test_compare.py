@@ -38,7 +38,7 @@ def made(folder: Path, edge: float = 0.0, tasks: int = 60, **values: Any) -> Pat
 def there(tmp_path: Path) -> Path:
     """Two learning rates of three seeds, as a sweep leaves them."""
     for seed in range(3):
-        made(tmp_path / "trials" / f"{seed}", 0.05, inner_lr=0.4, seed=seed)
+        made(tmp_path / "trials" / f"{seed}", 0.05 + seed / 1000, inner_lr=0.4, seed=seed)
         made(tmp_path / "trials" / f"{3 + seed}", inner_lr=0.1, seed=seed)
     return tmp_path
 
@@ -73,6 +73,22 @@ def test_a_report_says_what_the_statistics_say(
     said = capsys.readouterr().out
     assert said.count("holds for these runs; over seeds not shown (one seed)") == 2
     assert "Holm's, for 2 comparisons" in said
+
+
+def test_seeds_that_tie_tell_nothing_of_others(tmp_path: Path, capsys: Any) -> None:
+    """Each seed may begin from its own weights; a seed that was not tested is said."""
+    for seed in range(2):
+        init = str(tmp_path / "base" / str(seed))
+        made(tmp_path / "base" / str(seed), tasks=60 - 20 * seed, seed=seed)
+        made(tmp_path / "then" / str(seed), 0.05, tasks=60 - 20 * seed, seed=seed, init=init)
+    sides = [str(tmp_path / name) for name in ("base", "then")]
+    (made(tmp_path / "then" / "2", seed=2) / "test_tasks.csv").unlink()
+    assert compare.main(sides) == 0
+    said, beside = capsys.readouterr()
+    assert "| +5.00 | tied       | < 0.001 | tied       | 0.500 |" in said and "sign test" in said
+    assert "over seeds not shown (2 seeds)" in said and "| 2     | 40–60      |" in said
+    assert f"left out: {tmp_path / 'then' / '2'}: it was not tested" in beside
+    assert [*reading.methods(reading.find(map(Path, sides)))] == ["init=None", "init=of each seed"]
 
 
 def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:

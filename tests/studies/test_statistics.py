@@ -47,6 +47,9 @@ def test_a_difference_is_said_in_full() -> None:
     assert over is not None and (over.low > 0) == (over.p < 0.05)
     one, none = statistics.difference(a[:1], b[:1]), statistics.difference(a, a)
     assert one.over_seeds is None and none.runs[:3] == (0.0, 0.0, 0.0)
+    # Equal differences of four seeds tell nothing of their spread: four coins fell alike.
+    tied = statistics.difference(a, a - 0.1).over_seeds
+    assert tied is not None and tied.p == 2 * 0.5**4 and np.isnan([tied.low, tied.high]).all()
     assert [shown for _, _, shown in statistics.verdicts([found, one, none])] == [
         "holds over seeds", "holds for these runs; over seeds not shown (one seed)", "not shown",
     ]  # fmt: skip

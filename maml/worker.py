@@ -130,8 +130,8 @@ class Worker:
         if not self._theirs:
             self._choose_by_work()
             return
-        which = "network" if self._network_facts.is_theirs else "learner"
-        flag = f"--{which} {getattr(self.config, which)}"
+        facts = {"learner": self._learner_facts, "network": self._network_facts}
+        flag = " or ".join(f"--{kind} {of.name}" for kind, of in facts.items() if of.is_theirs)
         with self._naming_theirs():
             some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}

@@ -1,10 +1,13 @@
 """Learners define a task's outer loss. Each file declares its learners in ``COMPONENTS``."""
 
+import torch
+
 from datasets.generators import drawn
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.base import Learner as Learner
 from maml.learners.objectives import check_metric_names
+from maml.learners.own_parts import complete
 from maml.networks.ordinary import own_name
 from maml.params import same_numbers
 
@@ -20,16 +23,15 @@ def build_learner(config: Config) -> Learner:
     if not (isinstance(kind, type) and issubclass(kind, Learner)):
         raise UserError(f"--learner {config.learner}: is no subclass of maml.learners.Learner")
     learner = _made(config)
+    for name, parameter in learner.network.named_parameters():
+        if not parameter.requires_grad:
+            raise UserError(
+                f"--learner {config.learner}: it freezes {name} of its network, too late: freeze "
+                "it in the network's class or with --freeze"
+            )
     check_metric_names(learner.metric_names, f"--learner {config.learner}")
     if known.is_theirs or registry.network(config.network).is_theirs:
         _check_again(learner, _made(config), config)
-    for name, parameter in learner.named_parameters():
-        if not parameter.requires_grad:
-            raise UserError(
-                f"--learner {config.learner}: {name} requires no gradient, but all of a learner's "
-                "parameters learn: make it a buffer; or, if it is of the network, freeze it in the "
-                "network's class or with --freeze"
-            )
     return learner
 
 
@@ -38,6 +40,7 @@ def _made(config: Config) -> Learner:
     known = registry.learner(config.learner)
     with registry.calling(learner=known), drawn(config.seed, "learner"):
         learner: Learner = known.maker()(config)
+    complete(learner, getattr(torch, config.dtype))
     return learner
 
 

@@ -20,6 +20,7 @@ from maml.errors import UserError
 from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of, own_objective
 from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.learners.own_parts import cast
 from maml.metagradient import differentiate, draws, unrolled
 from maml.metagradient.by_task import Batching, Way, each_task
 from maml.metagradient.problem import Problem, called
@@ -29,7 +30,6 @@ from maml.networks.calls import alone_with, apply
 from maml.networks.conv4 import allow_kernels, obstacle
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss
-from maml.networks.ordinary import tensors
 from maml.networks.statistics import Statistics
 from maml.params import Params, without_prefix
 
@@ -103,9 +103,12 @@ class Learner(nn.Module, ABC):
             self.contents = data_contents(config)
             self.objective = CLASSIFICATION if self.contents.classifies else REGRESSION
             any_outputs = self.any_outputs or not self.inherits("loss")
-            outputs = self.outputs(config)
-            self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
-            if not self.inherits("loss") and self.inherits("metrics"):
+            # Otherwise the author's methods may call the network on anything, as on (x, y).
+            plainly = self.inherits("answers") or self.inherits("query_loss")
+            self.network = network_of(
+                config, self.contents, self.outputs(config), any_outputs=any_outputs, tried=plainly
+            )
+            if plainly and not self.inherits("loss") and self.inherits("metrics"):
                 self.objective = own_objective(self.objective, self.contents, self.network)
         self.criterion = self.objective.loss
         self.metric_names = self.objective.names
@@ -114,9 +117,7 @@ class Learner(nn.Module, ABC):
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
         allow_kernels(self.network, config.kernels != "torch")
-        # Leave alone buffers of another type than the parameters', as complex ones.
-        own, dtype = {p.dtype for p in self.parameters()}, getattr(torch, config.dtype)
-        self._apply(lambda tensor: tensor.to(dtype) if tensor.dtype in own else tensor)
+        cast(self, getattr(torch, config.dtype))
 
     def outputs(self, config: Config) -> int:
         """Return how many outputs a classifier's network has."""
@@ -147,7 +148,7 @@ class Learner(nn.Module, ABC):
 
     def support_loss(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss of the inner loop (a scalar) at ``step``, from 0, and outputs.
-        ``params``: the network's weights, by its own names, and the other parameters of `problem`.
+        ``params``: the network's weights by their names in `network`, and the others of `problem`.
         """
         return called(self.set_loss, params, task.support_x, task.support_y)
 
@@ -170,9 +171,7 @@ class Learner(nn.Module, ABC):
         self, params: Params, x: Tensor, statistics: Statistics | None = None
     ) -> tuple[Tensor, Statistics]:
         """Apply the network with ``params`` (names without prefix) to ``x [E, …]``."""
-        at = self.modulated(params)
-        own = {name: at[name] for name in tensors(self.network) if name in at}
-        return apply(self.network, own, x, statistics)
+        return apply(self.network, self.modulated(params), x, statistics)
 
     def features_of(
         self, params: Params, x: Tensor, statistics: Statistics | None = None

@@ -50,10 +50,13 @@ def training_task(config: Config) -> tuple[int, int]:
     return ways, shots
 
 
-def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
+def network_of(
+    config: Config, contents: Contents, classes: int, *, any_outputs: bool, tried: bool
+) -> nn.Module:
     """Return the network that a configuration names. The seed draws its initial weights.
 
-    A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``.
+    A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``,
+    and is called on two examples if it is to be ``tried``.
     """
     outputs = classes if contents.classifies else contents.point[1]
     one_for = "each class" if contents.classifies else "each number of an answer"
@@ -66,6 +69,7 @@ def network_of(config: Config, contents: Contents, classes: int, *, any_outputs:
             shape=contents.shape,
             integers=contents.integers,
             one_for=None if any_outputs else one_for,
+            tried=tried,
             **{name: getattr(config, name) for name in own},
         )
 

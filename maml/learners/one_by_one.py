@@ -136,7 +136,7 @@ def at_test(learner: Learner) -> Iterator[None]:
     """
     before = learner.draws, learner.batching, learner.shares
     try:
-        with switched(learner.network, training=learner.config.eval_draws):
+        with switched(learner, training=learner.config.eval_draws):
             yield
     finally:
         learner.draws, learner.batching, learner.shares = before

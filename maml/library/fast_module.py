@@ -52,7 +52,7 @@ class FastModule(nn.Module):
             )
         learner, x = self._learner, as_inputs(x)
         network = learner.network
-        with alone_with(network), switched(network, training=self.training):
+        with alone_with(network), switched(learner, training=self.training):
             if not learner.inherits("answers"):
                 # `answers` does not read the queries' targets, so empty targets are enough.
                 task = self._support._replace(query_x=x, query_y=self._support.support_y[:0])
@@ -70,9 +70,9 @@ class FastModule(nn.Module):
         Raises:
             UserError: if the network has no separate output layer.
         """
-        network = self._learner.network
-        with alone_with(network), switched(network, training=self.training):
-            return self._learner.features_of(self.params, as_inputs(x))[0]
+        learner, network = self._learner, self._learner.network
+        with alone_with(network), switched(learner, training=self.training):
+            return learner.features_of(self.params, as_inputs(x))[0]
 
     def network_state(self) -> Params:
         """Return CPU copies of the network's state, by the names that the network's author gave.

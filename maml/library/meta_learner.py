@@ -277,7 +277,7 @@ class MetaLearner(checking.Waiting):
     def _outputs(self, x: Tensor) -> Any:
         """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
         learner, network = self.learner, self.learner.network
-        with torch.no_grad(), kept(), alone_with(network), switched(network, training=False):
+        with torch.no_grad(), kept(), alone_with(network), switched(learner, training=False):
             params = unadapted(learner, learner.meta_parameters()).params
             return learner.call_network(params, x)[0]
 
@@ -347,7 +347,7 @@ class MetaLearner(checking.Waiting):
             if steps is not None:
                 own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
             some, where = [given[i] for i in places], [draws.Address(0, "", i) for i in places]
-            with switched(own.network, training=False):
+            with switched(own, training=False):
                 found = one_by_one.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )

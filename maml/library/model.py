@@ -177,7 +177,7 @@ class Model:
                 learner.config = with_values(self.config, ways=len(classes))
         y = y.to(self.device)
         # Adapting reads only the support set. `AdaptedModel.predict` gets the queries later.
-        with torch.no_grad(), switched(learner.network, training=False):
+        with torch.no_grad(), switched(learner, training=False):
             fast = adapted(learner, self.meta_params, Task(x, y, x[:0], y[:0]), steps)
         return AdaptedModel(self, fast.eval(), classes)
 

@@ -150,7 +150,8 @@ def meta_gradient(
     ``checked``: `checked_way` has already checked which parameters the losses read.
     """
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in meta_params.items()}
-    problem = state(leaves)
+    with draws.at("problem", 0):
+        problem = state(leaves)
     if not checked:
         way = checked_way(problem, tasks, way)
     outer = differentiate(problem, tasks, way, batching)

@@ -16,6 +16,7 @@ from math import comb
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from maml.metagradient.by_task import Batching, each_task, n_tasks_of
 from maml.metagradient.function import Derivatives, grad
@@ -31,24 +32,27 @@ or a problem with ``snapshots``, computes them again. To first order no step nee
 class _Transformed:
     """``gradients``: inner gradients after a `Problem.transform`."""
 
-    def __init__(self, transform: Transform, derivatives: Derivatives, gradients: Params) -> None:
-        function, tensors = transform
+    def __init__(
+        self, transform: Transform, derivatives: Derivatives, gradients: Params, weights: Params
+    ) -> None:
         with torch.enable_grad():
-            self._before = {n: g.detach().requires_grad_() for n, g in gradients.items()}
-            self._tensors = {n: t.detach().requires_grad_() for n, t in tensors.items()}
+            inputs = gradients, weights if transform.weights else {}, transform.tensors
+            self._inputs: tuple[Params, Params, Params] = pytree.tree_map(
+                lambda t: t.detach().requires_grad_(), inputs
+            )
+            before, at, tensors = self._inputs
             batching: Batching = "tasks" if derivatives.alone else "vmap"
-            each = each_task(lambda gradients: function(gradients, self._tensors), batching)
-            self._after = each(self._before)
+            each = each_task(transform._replace(tensors=tensors).changed, batching)
+            self._after = each(before, at)
         self.gradients = {name: tensor.detach() for name, tensor in self._after.items()}
 
-    def pull_back(self, v: Params, scale: float) -> tuple[Params, Params]:
-        """Pull ``scale`` times v back to the gradients, and to the tensors (summed over tasks)."""
-        names = tuple(self._before)
-        inputs = [*self._before.values(), *self._tensors.values()]
-        outputs = [self._after[name] for name in names]
-        found = grad(outputs, inputs, [scale * v[name] for name in names])
-        of_tensors = dict(zip(self._tensors, found[len(names) :], strict=True))
-        return dict(zip(names, found, strict=False)), of_tensors
+    def pull_back(self, v: Params, scale: float) -> tuple[Params, Params, Params]:
+        """Pull ``scale`` times v back to gradients, weights, and tensors (summed over tasks)."""
+        inputs, structure = pytree.tree_flatten(self._inputs)
+        along = [scale * v[name] for name in self._after]
+        found = grad([*self._after.values()], inputs, along)
+        of_inputs: tuple[Params, Params, Params] = pytree.tree_unflatten(found, structure)
+        return of_inputs
 
 
 class _Taken(NamedTuple):
@@ -113,7 +117,7 @@ class _Loop:
             }
         transformed = None
         if self.problem.transform is not None:
-            transformed = _Transformed(self.problem.transform, self.derivatives, gradients)
+            transformed = _Transformed(self.problem.transform, self.derivatives, gradients, weights)
             gradients = transformed.gradients
         rates = None if self.problem.rates is None else self.problem.rates[step]
         rule = self.rule(weights, gradients, state, rates)
@@ -199,12 +203,12 @@ class _Loop:
         at, point = began.at, taken.point
         moving = {name: self.v.pop(name) for name in problem.start}
         moved = taken.rule.pull_back(moving, self.v_state)
-        u, scale = moved.gradients, moved.scale
+        u, scale, of_weights = moved.gradients, moved.scale, moved.weights
         if taken.transformed is not None:
-            u, of_step = taken.transformed.pull_back(u, scale)
-            scale = 1.0
+            u, more, of_step = taken.transformed.pull_back(u, scale)
+            scale, of_weights = 1.0, {n: t + more.get(n, 0) for n, t in of_weights.items()}
             self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
-        self.v, self.v_state = self.v | moved.weights, moved.state
+        self.v, self.v_state = self.v | of_weights, moved.state
         if problem.rates is not None and moved.rates is not None:
             shapes = {name: rate.shape for name, rate in problem.rates[step].items()}
             self.of_rates.insert(0, {n: moved.rates[n].sum_to_size(s) for n, s in shapes.items()})

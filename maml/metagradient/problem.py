@@ -91,13 +91,25 @@ class Implicit(NamedTuple):
 class Transform(NamedTuple):
     """A function that changes the inner gradients before the optimizer uses them.
 
+    With the weights at hand, it can state any inner update: with "sgd" at a rate of 1, return the
+    weights minus the new ones. Its own state is then in entries of `Problem.start` that no loss
+    reads, as the cells of a learned optimizer.
+
     Attributes:
         function: ``(gradients {name: […]}, tensors) → gradients``, of one task; differentiable.
         tensors: What the function reads, ``{name: […]}``. They get a gradient of the outer loss.
+        weights: Whether the function takes as third argument what adapts, ``{name: […]}``.
     """
 
-    function: Callable[[Params, Params], Params]
+    function: Callable[..., Params]
     tensors: Params
+    weights: bool = False
+
+    def changed(self, gradients: Params, weights: Params) -> Params:
+        """Return the gradients of one task after the change, each in the shape of its weight."""
+        more = (weights,) if self.weights else ()
+        found = self.function(gradients, self.tensors, *more)
+        return {name: found[name].expand_as(gradient) for name, gradient in gradients.items()}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,9 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         UnreadError: for parameters that no loss reads, unless ``frozen``: a mistake, not a zero
             gradient.
     """
-    every = unread = {*problem.start, *problem.fixed}.difference(frozen)
+    own_state = problem.transform is not None and problem.transform.weights
+    every = {*(() if own_state else problem.start), *problem.fixed}.difference(frozen)
+    unread = every
     by_kernels = set[str]()
     # The query is last, because it may read what the network has kept of a support set.
     places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]

@@ -67,7 +67,7 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
         if problem.order == "first":
             gradients = {name: gradient.detach() for name, gradient in gradients.items()}
         if problem.transform is not None:
-            gradients = problem.transform.function(gradients, problem.transform.tensors)
+            gradients = problem.transform.changed(gradients, weights)
         rates = None if problem.rates is None else problem.rates[step]
         weights, state = optimizer(weights, gradients, state, rates).after
         yield weights

@@ -22,6 +22,7 @@ def build_network(
     shape: tuple[int, ...] = (1,),
     integers: bool = False,
     one_for: str | None = "each output",
+    tried: bool = True,
     **options: Any,
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
@@ -33,6 +34,7 @@ def build_network(
         shape: The shape of an example.
         integers: Whether examples are integers; else they are floats.
         one_for: What each output of a user's own network is for, in words; None: any outputs.
+        tried: Whether to call a user's own network on two examples.
         options: Fields of the configuration; fields that the network does not read are ignored.
     """
     known = registry.network(name)
@@ -57,13 +59,14 @@ def build_network(
         if not isinstance(network, nn.Module):
             raise UserError(f"--network {name}: returned {type(network).__name__}, no nn.Module")
         check_parameters(network, name)
-        tried = torch.full((2, *shape), 1 if integers else 0.5)
+        examples = torch.full((2, *shape), 1 if integers else 0.5)
         if any(isinstance(layer, LazyModuleMixin) for layer in network.modules()):
             # A first call makes the parameters; evaluation mode keeps no statistics.
             with torch.no_grad(), switched(network, training=False):
-                network(torch.zeros_like(tried))
+                network(torch.zeros_like(examples))
         network = explicit(network, name)
-        _try(network, name, tried, ways, one_for)
+        if tried:
+            _try(network, name, examples, ways, one_for)
     return network
 
 

@@ -38,12 +38,14 @@ def alone_with(network: nn.Module) -> AbstractContextManager[bool]:
 def apply(
     network: nn.Module, params: Params, x: Tensor, statistics: Statistics | None = None
 ) -> tuple[Tensor, Statistics]:
-    """Apply ``network`` with ``params`` (its own names) to ``x [E, …]``."""
+    """Apply ``network`` with those of ``params`` that have its own names to ``x [E, …]``."""
     with alone_with(network):
+        known = tensors(network)
+        params = {name: tensor for name, tensor in params.items() if name in known}
         # Copies, so that the network's writes into its buffers are gone after the call.
         # Modules may share one buffer; a module in two places has its buffers under one name.
         clones: dict[int, Tensor] = {}
-        held = {name: t for name, t in tensors(network).items() if name not in params}
+        held = {name: t for name, t in known.items() if name not in params}
         buffers = {name: clones.setdefault(id(t), t.clone()) for name, t in held.items()}
         tied: dict[str, str] = getattr(network, "tied", {})
         buffers |= {name: params[own] for name, own in tied.items() if own in params}

@@ -207,7 +207,7 @@ for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
 
 @contextlib.contextmanager
 def switched(network: nn.Module, *, training: bool) -> Iterator[None]:
-    """Switch a network between training and evaluation mode, which dropout reads.
+    """Switch a network, or a learner, between training and evaluation mode, which dropout reads.
 
     Layers that the author has put into evaluation mode stay there, and batch norms keep their mode.
     """

@@ -27,7 +27,7 @@ from maml.evaluation.scores import check_answers, check_own_data
 from maml.learners import build_learner
 from maml.networks.ordinary import explicit, own_name
 from maml.run.directory import read_config
-from maml.run.files import read_rows
+from maml.run.files import read_rows, read_tasks
 from maml.trainer import Trainer
 from maml.training.initial import initial_weights
 from maml.worker import Worker
@@ -556,6 +556,55 @@ def test_a_learner_learns_what_it_hands_to_its_losses(write: Write) -> None:
     tasks = learner.open_tasks("train").tasks(torch.arange(2))
     found = learner.outer_gradient(learner.meta_parameters(), tasks)
     assert found.gradients["temp"].abs() > 1e-6
+
+
+PARTS = """
+import dataclasses, torch
+from torch import nn
+from torch.func import functional_call
+from maml.learners.maml import MAML
+class Stated(MAML):
+    def __init__(self, config):
+        super().__init__(config)
+        self.gate = nn.Sequential(nn.BatchNorm1d(config.ways), nn.Dropout(0.5))
+        self.mixer = nn.Linear(config.ways, config.ways).requires_grad_(False)
+    def problem(self, meta_params, steps):
+        found = super().problem(meta_params, steps)
+        gate = {n: t for n, t in meta_params.items() if n.startswith("gate.")}
+        noise = 0.01 * torch.randn(()) * self.training  # of a task, in all its steps
+        start = {name: tensor + noise for name, tensor in found.start.items()}
+        return dataclasses.replace(found, start=start, fixed={**found.fixed, **gate})
+    def support_loss(self, params, task, step):
+        loss, outputs = super().support_loss(params, task, step)
+        return loss + params["gate.0.weight"].prod() * params["gate.0.bias"].sum(), outputs
+class Called(Stated):
+    def call_network(self, params, x, statistics=None):
+        outputs, used = super().call_network(params, x, statistics)
+        gate = {n[5:]: t for n, t in params.items() if n.startswith("gate.")}
+        return self.mixer(functional_call(self.gate, gate, (outputs,))), used
+"""
+
+
+def test_a_learner_s_own_modules_are_as_its_network_s(write: Write, tmp_path: Path) -> None:
+    """Their dtype, mode and statistics; a draw in ``problem`` is of the task."""
+    module = write(PARTS)
+    words = [*BRIEF_WORDS, "--dtype", "float64", "--inner-lr", "0.01"]
+    for name in ("Stated", "Called"):
+        run_dir = tmp_path / name
+        own = ["--learner", f"{module}:{name}", "--run-dir", str(run_dir)]
+        assert Trainer(parse([IMAGES[0], *words, *own])).run() == 0
+        model = maml.load(run_dir, trust=True)
+        assert not {n for n in model.meta_params if n.startswith("mixer")}
+        assert not {n for n, _ in model.learner.named_buffers() if n.startswith("gate")}
+        task = model.episodes("test").task(0)
+
+        def loss(model: Any = model, task: Any = task) -> float:
+            outputs = model.adapt(task.support_x, task.support_y).logits(task.query_x, "query")
+            return float(torch.nn.functional.cross_entropy(outputs, task.query_y))
+
+        tested = read_tasks(run_dir / "test_tasks.csv")["test", 0, 0]["loss"]
+        assert loss() == pytest.approx(tested, rel=1e-12)
+        assert model.module.training and loss() == pytest.approx(tested, rel=1e-12)
 
 
 DICE = """

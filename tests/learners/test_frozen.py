@@ -108,7 +108,7 @@ def test_what_cannot_be_frozen_is_refused() -> None:
         ("--freeze", "nonsense"): "--freeze nonsense .*'nonsense' names none",
         ("--freeze", "@head", "--adapt", "@head"): "all that would adapt is frozen",
         ("--freeze", "@norm", "--learner", "imaml"): "the whole network must adapt, and blocks.0",
-        ("--learner", "tests.learners.test_frozen:Late"): "head.weight requires no gradient",
+        ("--learner", "tests.learners.test_frozen:Late"): "it freezes head.weight of its net",
     }.items():
         with pytest.raises(UserError, match=says):
             build_learner(parse(["maml-glyphs-5way-1shot", *values]))

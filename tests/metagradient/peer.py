@@ -104,7 +104,8 @@ def by_hand(problem: Problem, tasks: Any, begun: dict[str, Any] | None = None) -
                 )  # fmt: skip
                 stepped = dict(zip(at, gradients, strict=True))
                 if problem.transform is not None:
-                    stepped = problem.transform.function(stepped, of_transform)
+                    more = (at,) if problem.transform.weights else ()
+                    stepped = problem.transform.function(stepped, of_transform, *more)
                 stepped = update(problem.optimizer, at, stepped, state)
                 at = {
                     name: tensor - problem.lr * (rates[step][name] if rates else 1) * stepped[name]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import maml
 from datasets.tasks import Task
 from maml.metagradient.differentiate import differentiate, meta_gradient
 from maml.metagradient.native import native
@@ -52,6 +53,12 @@ def turned(gradients: Params, own: Params) -> Params:
     return gradients | {"a": gradients["a"] * own["t"] + gradients["a"] ** 2}
 
 
+def moved(gradients: Params, own: Params, weights: Params) -> Params:
+    """As ALFA, with a decay of the weights, and a row's mean for the whole row."""
+    decayed = own["t"].tanh() * weights["a"] + gradients["a"].mean(1, keepdim=True)
+    return gradients | {"a": decayed, "c": gradients["c"].sum()}
+
+
 def random_problem(number: int) -> tuple[Problem, Task]:
     """Return problem ``number``; chance decides which parts it has."""
     dice = random.Random(number)
@@ -71,6 +78,7 @@ def random_problem(number: int) -> tuple[Problem, Task]:
         whole = randn(*shapes[name], seed=number * 1000 + step * 10 + len(name))
         return (whole.mean() if dice.random() < 0.5 else whole).requires_grad_()
 
+    own = {"t": randn(4, 5, seed=number)}
     rated, proximal = steps and dice.random() < 0.5, dice.choice([0.0, 0.7])
     problem = Problem(
         start={name: values[name] for name in moving},
@@ -91,7 +99,7 @@ def random_problem(number: int) -> tuple[Problem, Task]:
         if steps and dice.random() < 0.5
         else None,
         proximal=proximal,
-        transform=dice.choice([None, Transform(turned, {"t": randn(4, 5, seed=number)})]),
+        transform=dice.choice([None, Transform(turned, own), Transform(moved, own, weights=True)]),
     )
     sets = [(6, 4), (6,), (8, 4), (8,)]
     return problem, Task(*(randn(N_TASKS, *s, seed=number + i) for i, s in enumerate(sets)))
@@ -150,6 +158,40 @@ def test_a_problem_begins_where_another_ended(name: str, batching: Any) -> None:
         assert_same(found, by_hand(carried, task, begun))
     with pytest.raises(ValueError, match="give one task"):
         differentiate(carried, tuple(part.repeat_interleave(2, 0) for part in task))
+
+
+@pytest.mark.parametrize("way", ["reverse", "mixed", "auto"])
+def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
+    """Momentum, stated by hand: its cells adapt, too, and no loss reads them."""
+
+    def loss(params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        errors = (torch.tanh(task.support_x @ params["w"]) - task.support_y).square()
+        return errors.mean(), errors
+
+    def update(gradients: Params, own: Params, weights: Params) -> Params:
+        cells = own["keep"] * weights["cells"] + gradients["w"]
+        return {"w": own["rate"] * cells, "cells": weights["cells"] - cells}
+
+    def state(params: Params) -> Problem:
+        own = {name: params[name] for name in ("keep", "rate")}
+        start = {"w": params["w"], "cells": torch.zeros(3, dtype=torch.float64)}
+        return Problem(start, loss, loss, lr=1.0, steps=3, transform=Transform(update, own, True))
+
+    def known(params: Params) -> Problem:
+        rates = [{"w": params["rate"]}] * 3
+        return Problem({"w": params["w"]}, loss, loss, "momentum", 1.0, 3, rates=rates)
+
+    params = {
+        "w": randn(3, seed=1),
+        "rate": randn(3, seed=2),
+        "keep": torch.tensor(0.9, dtype=torch.float64),
+    }
+    tasks = Task(*(randn(4, *size, seed=3) for size in ((5, 3), (5,)) * 2))
+    expected = maml.meta_gradient(known, {n: params[n] for n in ("w", "rate")}, tasks, way)
+    for batching in ("auto", "vmap", "tasks"):
+        found = maml.meta_gradient(state, params, tasks, way, batching)  # type: ignore[arg-type]
+        assert_near({"": found.losses}, {"": expected.losses})
+        assert_near({n: found.gradients[n] for n in expected.gradients}, expected.gradients)
 
 
 @pytest.mark.parametrize(("snapshots", "again"), [(None, 0), (0, 21), (1, 7), (2, 4), (8, 0)])

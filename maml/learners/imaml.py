@@ -4,12 +4,8 @@ import dataclasses
 from typing import Literal
 
 from datasets.flags import RESULT, flag
-from maml.config import Config
-from maml.errors import UserError
 from maml.learners.maml import MAML
-from maml.learners.objectives import Given
 from maml.metagradient.problem import Implicit, Problem
-from maml.networks.ordinary import own_name
 from maml.params import Params
 
 COMPONENTS = {
@@ -18,8 +14,8 @@ COMPONENTS = {
         "attribute": "IMAML",
         "help": "the implicit gradient of a regularised inner loop",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "shots", "queries",
-            "eval_queries",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt", "shots",
+            "queries", "eval_queries",
         ),
         "refuses": {"meta_gradient": {"reverse": "has an implicit gradient, no pass back"}},
     }
@@ -63,15 +59,6 @@ class IMAML(MAML):
     steps and then one step of only the pull (``--pull end``). Its solver divides H by λ + 10
     (``--cg-lambda 12``). It tests without a pull (``--eval-proximal 0``).
     """
-
-    def __init__(self, config: Config, given: Given | None = None) -> None:
-        super().__init__(config, given)
-        if self.still:
-            name = own_name(self.network, self.still[0])
-            raise UserError(
-                f"--learner {config.learner}: the whole network must adapt, and {name} does not "
-                "(--adapt, --freeze, or frozen by its author)"
-            )
 
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """Return the problem of evaluation: MAML's with the pull."""

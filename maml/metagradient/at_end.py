@@ -7,7 +7,10 @@ that the meta-gradient g solves
     (I + H/λ) g = ∇L_query(φ).
 
 A few steps of conjugate gradient solve this equation for each task (algorithm 2). Memory does not
-grow with the inner steps, and the method that found φ does not matter.
+grow with the inner steps, and the method that found φ does not matter. For a fixed parameter f, as
+a learned weight decay, the implicit function theorem gives the gradient
+
+    ∂L_query/∂f − (∂²L_support/∂f∂φ) g/λ.
 
 `displaced`: Reptile (Nichol et al. 2018, arXiv:1803.02999, algorithm 1) moves the start θ towards
 the end φ of a task's inner loop. This is a step along θ − φ: the gradient of ½ ‖θ − φ‖² with φ as
@@ -45,14 +48,15 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
     at, _ = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, last, again=False)
     point: Any = None
-    if cg_steps:
+    n_products = cg_steps + bool(problem.fixed)
+    if n_products:
         point = derivatives.gradient("support", at, tasks, last, again=True).point
 
     calls = itertools.count(1)
 
     def product(vector: Params) -> Params:
-        # Called once for each step; the last call uses up the point.
-        again = next(calls) < cg_steps
+        # Called once for each step; the last product uses up the point.
+        again = next(calls) < n_products
         curved = derivatives.hessian_vector(point, vector, total=False, again=again)
         return {
             name: torch.add((1 + damping) * tensor, curved[name], alpha=1 / cg_lambda)
@@ -60,8 +64,14 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
         }
 
     least = LEAST_CURVATURE * (1 + damping)
-    solution = conjugate_gradient(product, query.gradients, cg_steps, least, 1 / (1 + damping))
-    gradients = Tensors({name: sum_rows(solution[name]) for name in problem.start}, {}, [], [])
+    b = {name: query.gradients[name] for name in problem.start}
+    solution = conjugate_gradient(product, b, cg_steps, least, 1 / (1 + damping))
+    fixed: Params = {}
+    if problem.fixed:
+        by = derivatives.hessian_vector(point, solution, total=False)
+        rows = {n: query.gradients[n] - by[n] / problem.proximal for n in problem.fixed}
+        fixed = {name: sum_rows(tensor) for name, tensor in rows.items()}
+    gradients = Tensors({n: sum_rows(t) for n, t in solution.items()}, fixed, [], [])
     return Outer(gradients, query.losses, query.outputs)
 
 

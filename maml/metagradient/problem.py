@@ -232,7 +232,7 @@ class Problem:
             raise ValueError("second_moment: it must have the names of start")
 
     def _check_implicit(self) -> None:
-        for name in ("fixed", "rates", "transform", "step_params", "query_weights"):
+        for name in ("rates", "transform", "step_params", "query_weights"):
             if getattr(self, name):
                 raise ValueError(f"implicit: not with {name}")
         if self.proximal <= 0:

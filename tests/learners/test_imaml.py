@@ -32,25 +32,34 @@ def make_worker(**changes: object) -> Worker:
 def test_closed_form_of_linear_regression(damping: float) -> None:
     """The inner loop has converged; conjugate gradient takes a step for each unknown."""
     task = Task(*(randn(3, *shape, seed=i) for i, shape in enumerate([(6, 4), (6,), (8, 4), (8,)])))
-    start = randn(4, seed=9)
+    start, decay = randn(4, seed=9), torch.tensor(0.3, dtype=torch.float64)
+    of = losses_of(lambda at, x, _: x @ at["w"], F.mse_loss)
+
+    def support(at: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
+        loss, outputs = of["support"](at, task, step)
+        return loss + at["decay"] / 2 * at["w"].square().sum(), outputs
+
     problem = Problem(
-        {"w": start}, **losses_of(lambda at, x, _: x @ at["w"], F.mse_loss),
+        {"w": start}, support, of["query"], fixed={"decay": decay},
         lr=0.1, steps=1500, proximal=PROXIMAL, implicit=Implicit(4, damping),
     )  # fmt: skip
     outer = at_end.at_solution(problem, task, Derivatives(problem))
-    expected = torch.zeros_like(start)
+    expected, by_decay = torch.zeros_like(start), torch.zeros_like(decay)
     identity = torch.eye(4, dtype=torch.float64)
     for i in range(3):
         x, y, x_query, y_query = (tensor[i] for tensor in task)
-        hessian = 2 / 6 * x.T @ x  # of the mean of 6 squared errors
+        hessian = 2 / 6 * x.T @ x + decay * identity  # of the mean of 6 squared errors, decayed
         # The gradient of the inner problem is zero here.
         phi = torch.linalg.solve(hessian + PROXIMAL * identity, 2 / 6 * x.T @ y + PROXIMAL * start)
         query = 2 / 8 * x_query.T @ (x_query @ phi - y_query)
-        expected += torch.linalg.solve((1 + damping) * identity + hessian / PROXIMAL, query)
+        found = torch.linalg.solve((1 + damping) * identity + hessian / PROXIMAL, query)
+        expected += found
+        by_decay -= phi @ found / PROXIMAL  # φ is the support gradient's derivative by the decay
         assert outer.losses[i].item() == pytest.approx(
             (x_query @ phi - y_query).square().mean().item(), rel=1e-10
         )
     torch.testing.assert_close(outer.gradients.start["w"], expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(outer.gradients.fixed["decay"], by_decay, rtol=1e-10, atol=1e-12)
 
 
 def test_a_gradient_is_bounded_where_the_loop_has_not_arrived(

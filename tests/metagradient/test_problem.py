@@ -328,7 +328,6 @@ def test_kernels_are_chosen_by_the_loss() -> None:
             },
             "no gradient by the rate of a",
         ),
-        ({"implicit": Implicit(3), "proximal": 1.0, "fixed": {"f": torch.ones(1)}}, "not with f"),
         ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "not with order"),
     ],
 )

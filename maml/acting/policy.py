@@ -19,6 +19,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.learners.base import Learner
 from maml.learners.data import data_options
+from maml.metagradient import draws
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -72,9 +73,10 @@ class Policy(Learner):
 
     def stated(self, meta_params: Params, phase: int | None) -> Problem:
         """Return the problem of training in a ``phase``; None: of an evaluation."""
-        if phase is None:
-            return self.problem(meta_params, self.config.eval_inner_steps)
-        return self.training_problem(meta_params, phase)
+        with draws.at("problem", 0):
+            if phase is None:
+                return self.problem(meta_params, self.config.eval_inner_steps)
+            return self.training_problem(meta_params, phase)
 
     @functools.cached_property
     def environment(self) -> Environment:

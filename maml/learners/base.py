@@ -289,14 +289,16 @@ class Learner(nn.Module, ABC):
         """Return all parameters after ``steps`` inner steps on one task, by their own names.
         Autograd can differentiate them by the meta-parameters.
         """
-        problem = self.problem(meta_params, steps)
+        with draws.at("problem", 0):
+            problem = self.problem(meta_params, steps)
         found = unrolled.adapt(problem, task, unrolled.by_autograd)
         return problem.params(found, problem.last_step)
 
     @torch.no_grad()
     def adapt(self, meta_params: Params, tasks: Task, steps: int) -> Adapted:
         """Adapt to each of B tasks. This project's learners read only the support sets."""
-        problem = self.problem(meta_params, steps)
+        with draws.at("problem", 0):
+            problem = self.problem(meta_params, steps)
         return Adapted(problem, differentiate.adapt(problem, tasks, self.batching))
 
     @torch.no_grad()

@@ -56,7 +56,7 @@ def network_of(
     """Return the network that a configuration names. The seed draws its initial weights.
 
     A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``,
-    and is called on two examples if it is to be ``tried``.
+    and must take examples if it is to be ``tried``.
     """
     outputs = classes if contents.classifies else contents.point[1]
     one_for = "each class" if contents.classifies else "each number of an answer"

@@ -107,7 +107,7 @@ class Transform(NamedTuple):
 
     def changed(self, gradients: Params, weights: Params) -> Params:
         """Return the gradients of one task after the change, each in the shape of its weight."""
-        more = (weights,) if self.weights else ()
+        more = (dict(weights),) if self.weights else ()
         found = self.function(gradients, self.tensors, *more)
         return {name: found[name].expand_as(gradient) for name, gradient in gradients.items()}
 

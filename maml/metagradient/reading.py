@@ -8,8 +8,9 @@ from torch import Tensor
 from datasets.generators import state
 from maml.metagradient import draws
 from maml.metagradient.by_task import Way, one_by_one, unstacked
-from maml.metagradient.problem import Problem, called
+from maml.metagradient.problem import Problem, Transform, called
 from maml.networks.stack import is_stack
+from maml.params import Params
 
 MOST_DRAWS = 100
 """Look so many times for a parameter that losses read by chance, as a layer that they may skip."""
@@ -39,9 +40,12 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         UnreadError: for parameters that no loss reads, unless ``frozen``: a mistake, not a zero
             gradient.
     """
-    own_state = problem.transform is not None and problem.transform.weights
-    every = {*(() if own_state else problem.start), *problem.fixed}.difference(frozen)
-    unread = every
+    start = set(problem.start)
+    if problem.transform is not None:
+        _check_transform(problem.start, problem.transform)
+        if problem.transform.weights:  # constants may be the state of the update
+            start = {name for name in start if problem.start[name].requires_grad}
+    every = unread = {*start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
     # The query is last, because it may read what the network has kept of a support set.
     places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]
@@ -73,6 +77,25 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
             sorted(unread),
         )
     return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
+
+
+def _check_transform(start: Params, transform: Transform) -> None:
+    """Raise `ForeignError` if a transform reads parameters that are not among its arguments."""
+    groups = [
+        {n: t.detach().clone().requires_grad_() for n, t in group.items()}
+        for group in (start, start, transform.tensors)
+    ]
+    gradients, weights, tensors = groups
+    try:
+        found = transform._replace(tensors=tensors).changed(gradients, weights)
+    except Exception:  # these are no gradients, so a factorisation, say, may fail
+        return
+    known = {id(tensor) for group in groups for tensor in group.values()}
+    if any(_leaves_under(tensor)[0] - known for tensor in found.values()):
+        raise ForeignError(
+            "the transform reads parameters that are not among its tensors, and would not be "
+            "differentiated by them: put them into the tensors of the Transform"
+        )
 
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:

@@ -34,7 +34,7 @@ def build_network(
         shape: The shape of an example.
         integers: Whether examples are integers; else they are floats.
         one_for: What each output of a user's own network is for, in words; None: any outputs.
-        tried: Whether to call a user's own network on two examples.
+        tried: Whether a user's own network must take two examples; else it need not.
         options: Fields of the configuration; fields that the network does not read are ignored.
     """
     known = registry.network(name)
@@ -65,8 +65,7 @@ def build_network(
             with torch.no_grad(), switched(network, training=False):
                 network(torch.zeros_like(examples))
         network = explicit(network, name)
-        if tried:
-            _try(network, name, examples, ways, one_for)
+        _try(network, name, examples, ways, one_for, must=tried)
     return network
 
 
@@ -88,10 +87,17 @@ def _made(make: Any, name: str, shape: tuple[int, ...], count: int) -> Any:
         raise
 
 
-def _try(network: nn.Module, name: str, examples: Tensor, count: int, one_for: str | None) -> None:
+def _try(
+    network: nn.Module, name: str, examples: Tensor, count: int, one_for: str | None, *, must: bool
+) -> None:
     """Call a user's network on ``examples [2, …]``, so that mistakes show at once."""
-    with torch.no_grad():
-        outputs, _ = apply(network, dict(network.named_parameters()), examples)
+    try:
+        with torch.no_grad():
+            outputs, _ = apply(network, dict(network.named_parameters()), examples)
+    except Exception:
+        if must:
+            raise
+        return  # its learner calls it otherwise
     if not isinstance(outputs, torch.Tensor):
         raise UserError(
             f"--network {name}: forward returns {type(outputs).__name__}, no tensor; concatenate "

@@ -1,5 +1,6 @@
 """Read the files of runs, and group runs that differ only in their seed."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,7 +77,8 @@ def find(paths: Sequence[Path]) -> list[Run]:
 def differing(runs: Sequence[Run]) -> list[str]:
     """Return the settings, except the seed, in which the runs differ.
 
-    Initial weights are one setting if each seed has its own, as after a pre-training of each seed.
+    Initial weights are one setting if each seed has its own, and their paths differ in numbers
+    alone, as after a pre-training of each seed.
     """
     names = dict.fromkeys(name for run in runs for name in settings(run.config) if name != "seed")
     return [name for name in names if len({_setting(run, name, runs) for run in runs}) > 1]
@@ -86,10 +88,15 @@ def _setting(run: Run, name: str, runs: Sequence[Run]) -> Any:
     value = getattr(run.config, name)
     if name != "init" or value is None:
         return value
-    begun = (each.config for each in runs if each.config.init is not None)
-    pairs = {(config.init, config.seed) for config in begun}
+    form = _without_numbers(value)
+    begun = [(each.config.init, each.config.seed) for each in runs if each.config.init is not None]
+    pairs = {(init, seed) for init, seed in begun if _without_numbers(init) == form}
     each_has_one = len(pairs) == len({init for init, _ in pairs}) == len({s for _, s in pairs})
-    return "of each seed" if each_has_one and len(pairs) > 1 else value
+    return form if each_has_one and len(pairs) > 1 else value
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "*", path)
 
 
 def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -228,7 +228,24 @@ class Level(Reinforce):
         return dataclasses.replace(found, fixed=fixed)
 
 
+class Drawn(Reinforce):
+    """Draws in its problem."""
+
+    seen: ClassVar[list[float]] = []
+
+    def problem(self, meta_params: Params, steps: int) -> Problem:
+        self.seen.append(float(torch.randn(())))
+        return super().problem(meta_params, steps)
+
+
 def test_reinforce_acts_by_its_problem() -> None:
+    config = with_values(PRESETS["reinforce-cartpole"], learner="tests.acting.test_policies:Drawn")
+    worker = Worker(config, torch.device("cpu"))
+    for _ in range(2):  # the first finds out that it draws
+        Drawn.seen.clear()
+        worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
+    acted, differentiated = Drawn.seen[:2], Drawn.seen[2:]
+    assert acted == differentiated and acted[0] != acted[1]
     of = learner("reinforce-cartpole", learner="tests.acting.test_policies:Level")
     tasks = of.open_tasks("train").tasks(torch.arange(2))
     query = of.materialise(of.meta_parameters(), tasks, 0).query

@@ -568,6 +568,9 @@ class Stated(MAML):
         super().__init__(config)
         self.gate = nn.Sequential(nn.BatchNorm1d(config.ways), nn.Dropout(0.5))
         self.mixer = nn.Linear(config.ways, config.ways).requires_grad_(False)
+        self.mixer_again = nn.Linear(config.ways, config.ways).requires_grad_(False)
+        self.mixer_again.weight = self.mixer.weight
+        self.mixer_index = nn.Parameter(torch.tensor(2**24 + 1), requires_grad=False)
     def problem(self, meta_params, steps):
         found = super().problem(meta_params, steps)
         gate = {n: t for n, t in meta_params.items() if n.startswith("gate.")}
@@ -595,6 +598,7 @@ def test_a_learner_s_own_modules_are_as_its_network_s(write: Write, tmp_path: Pa
         assert Trainer(parse([IMAGES[0], *words, *own])).run() == 0
         model = maml.load(run_dir, trust=True)
         assert not {n for n in model.meta_params if n.startswith("mixer")}
+        assert int(model.learner.get_buffer("mixer_index")) == 2**24 + 1
         assert not {n for n, _ in model.learner.named_buffers() if n.startswith("gate")}
         task = model.episodes("test").task(0)
 

@@ -169,8 +169,9 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         return errors.mean(), errors
 
     def update(gradients: Params, own: Params, weights: Params) -> Params:
-        cells = own["keep"] * weights["cells"] + gradients["w"]
-        return {"w": own["rate"] * cells, "cells": weights["cells"] - cells}
+        cells, before = own["keep"] * weights["cells"] + gradients["w"], weights["cells"]
+        weights["cells"] = cells  # the dictionary is its own
+        return {"w": own["rate"] * cells, "cells": before - cells}
 
     def state(params: Params) -> Problem:
         own = {name: params[name] for name in ("keep", "rate")}
@@ -192,6 +193,18 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         found = maml.meta_gradient(state, params, tasks, way, batching)  # type: ignore[arg-type]
         assert_near({"": found.losses}, {"": expected.losses})
         assert_near({n: found.gradients[n] for n in expected.gradients}, expected.gradients)
+
+    def forgets(params: Params) -> Problem:
+        problem = state(params)
+        return dataclasses.replace(problem, start=problem.start | {"cells": params["rate"]})
+
+    def closes_over(params: Params) -> Problem:
+        own = Transform(lambda gradients, _: {"w": params["rate"] * gradients["w"]}, {})
+        return dataclasses.replace(known(params), rates=None, transform=own)
+
+    for of, line in ((forgets, "'cells' appears to not"), (closes_over, "the transform reads")):
+        with pytest.raises((RuntimeError, ValueError), match=line):
+            maml.meta_gradient(of, params, tasks, way)
 
 
 @pytest.mark.parametrize(("snapshots", "again"), [(None, 0), (0, 21), (1, 7), (2, 4), (8, 0)])

@@ -88,7 +88,9 @@ def test_seeds_that_tie_tell_nothing_of_others(tmp_path: Path, capsys: Any) -> N
     assert "| +5.00 | tied       | < 0.001 | tied       | 0.500 |" in said and "sign test" in said
     assert "over seeds not shown (2 seeds)" in said and "| 2     | 40–60      |" in said
     assert f"left out: {tmp_path / 'then' / '2'}: it was not tested" in beside
-    assert [*reading.methods(reading.find(map(Path, sides)))] == ["init=None", "init=of each seed"]
+    other = str(made(tmp_path / "other" / "0", init=str(tmp_path / "apart" / "0")).parent)
+    methods = reading.methods(reading.find([*map(Path, sides), Path(other)]))
+    assert [len(runs) for runs in methods.values()] == [3, 2, 1]
 
 
 def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:

@@ -40,12 +40,7 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
         UnreadError: for parameters that no loss reads, unless ``frozen``: a mistake, not a zero
             gradient.
     """
-    start = set(problem.start)
-    if problem.transform is not None:
-        _check_transform(problem.start, problem.transform)
-        if problem.transform.weights:  # constants may be the state of the update
-            start = {name for name in start if problem.start[name].requires_grad}
-    every = unread = {*start, *problem.fixed}.difference(frozen)
+    every = unread = {*problem.start, *problem.fixed}.difference(frozen)
     by_kernels = set[str]()
     # The query is last, because it may read what the network has kept of a support set.
     places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]
@@ -62,6 +57,8 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
                     unread, by_kernels = unread - names, by_kernels | of_kernels
         if not unread or state() == before:
             break
+    if problem.transform is not None:
+        unread = unread - _read_by_updates(problem.start, problem.transform, every - unread)
     if unread == every and len(every) > 1:
         raise RuntimeError(
             "no loss depends on any parameter: compute it by torch from the outputs, and detach "
@@ -79,8 +76,11 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     return "mixed" if way == "auto" and not by_kernels <= problem.fixed.keys() else way
 
 
-def _check_transform(start: Params, transform: Transform) -> None:
-    """Raise `ForeignError` if a transform reads parameters that are not among its arguments."""
+def _read_by_updates(start: Params, transform: Transform, read: set[str]) -> set[str]:
+    """Return the names of ``start`` on which updates of the names ``read`` depend, as a state does.
+
+    Raise `ForeignError` if a transform reads parameters that are not among its arguments.
+    """
     groups = [
         {n: t.detach().clone().requires_grad_() for n, t in group.items()}
         for group in (start, start, transform.tensors)
@@ -89,13 +89,18 @@ def _check_transform(start: Params, transform: Transform) -> None:
     try:
         found = transform._replace(tensors=tensors).changed(gradients, weights)
     except Exception:  # these are no gradients, so a factorisation, say, may fail
-        return
-    known = {id(tensor) for group in groups for tensor in group.values()}
-    if any(_leaves_under(tensor)[0] - known for tensor in found.values()):
+        return set(start)
+    under = {name: _leaves_under(tensor)[0] for name, tensor in found.items()}
+    if set().union(*under.values()) - {id(t) for group in groups for t in group.values()}:
         raise ForeignError(
             "the transform reads parameters that are not among its tensors, and would not be "
             "differentiated by them: put them into the tensors of the Transform"
         )
+    before = set[str]()
+    while read != before:
+        before, of = read, set[int]().union(*(under[name] for name in read & under.keys()))
+        read = read | {name for name, weight in weights.items() if id(weight) in of}
+    return read
 
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:

@@ -195,14 +195,19 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         assert_near({n: found.gradients[n] for n in expected.gradients}, expected.gradients)
 
     def forgets(params: Params) -> Problem:
+        def decayed(gradients: Params, own: Params, weights: Params) -> Params:
+            return update(gradients, own, weights) | {"spare": own["keep"] * weights["spare"]}
+
         problem = state(params)
-        return dataclasses.replace(problem, start=problem.start | {"cells": params["rate"]})
+        own = Transform(decayed, {n: params[n] for n in ("keep", "rate")}, weights=True)
+        start = {**problem.start, "spare": params["rate"]}
+        return dataclasses.replace(problem, start=start, transform=own)
 
     def closes_over(params: Params) -> Problem:
         own = Transform(lambda gradients, _: {"w": params["rate"] * gradients["w"]}, {})
         return dataclasses.replace(known(params), rates=None, transform=own)
 
-    for of, line in ((forgets, "'cells' appears to not"), (closes_over, "the transform reads")):
+    for of, line in ((forgets, "'spare' appears to not"), (closes_over, "the transform reads")):
         with pytest.raises((RuntimeError, ValueError), match=line):
             maml.meta_gradient(of, params, tasks, way)
 

@@ -109,6 +109,8 @@ class Transform(NamedTuple):
         """Return the gradients of one task after the change, each in the shape of its weight."""
         more = (dict(weights),) if self.weights else ()
         found = self.function(gradients, self.tensors, *more)
+        if missing := gradients.keys() - found.keys():
+            raise ValueError(f"the transform returns no gradient of {min(missing)!r}")
         return {name: found[name].expand_as(gradient) for name, gradient in gradients.items()}
 
 

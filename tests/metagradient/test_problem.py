@@ -207,7 +207,16 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         own = Transform(lambda gradients, _: {"w": params["rate"] * gradients["w"]}, {})
         return dataclasses.replace(known(params), rates=None, transform=own)
 
-    for of, line in ((forgets, "'spare' appears to not"), (closes_over, "the transform reads")):
+    def returns_nothing(params: Params) -> Problem:
+        return dataclasses.replace(
+            known(params), rates=None, transform=Transform(lambda *_: {}, {})
+        )
+
+    for of, line in (
+        (forgets, "'spare' appears to not"),
+        (closes_over, "the transform reads"),
+        (returns_nothing, "returns no gradient of 'w'"),
+    ):
         with pytest.raises((RuntimeError, ValueError), match=line):
             maml.meta_gradient(of, params, tasks, way)
 

@@ -103,12 +103,9 @@ class Learner(nn.Module, ABC):
             self.contents = data_contents(config)
             self.objective = CLASSIFICATION if self.contents.classifies else REGRESSION
             any_outputs = self.any_outputs or not self.inherits("loss")
-            # Otherwise the author's methods may call the network on anything, as on (x, y).
-            plainly = self.inherits("answers") or self.inherits("query_loss")
-            self.network = network_of(
-                config, self.contents, self.outputs(config), any_outputs=any_outputs, tried=plainly
-            )
-            if plainly and not self.inherits("loss") and self.inherits("metrics"):
+            outputs = self.outputs(config)
+            self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
+            if not self.inherits("loss") and self.inherits("metrics"):
                 self.objective = own_objective(self.objective, self.contents, self.network)
         self.criterion = self.objective.loss
         self.metric_names = self.objective.names

@@ -7,6 +7,7 @@ from torch import nn
 
 from datasets import contents, open_episodes
 from datasets.checked import Form
+from datasets.components import is_theirs
 from datasets.episodes import Episodes
 from datasets.errors import DataError
 from datasets.generators import drawn, kept
@@ -50,13 +51,10 @@ def training_task(config: Config) -> tuple[int, int]:
     return ways, shots
 
 
-def network_of(
-    config: Config, contents: Contents, classes: int, *, any_outputs: bool, tried: bool
-) -> nn.Module:
+def network_of(config: Config, contents: Contents, classes: int, *, any_outputs: bool) -> nn.Module:
     """Return the network that a configuration names. The seed draws its initial weights.
 
-    A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``,
-    and must take examples if it is to be ``tried``.
+    A classifier has ``classes`` outputs. A user's network may have any number if ``any_outputs``.
     """
     outputs = classes if contents.classifies else contents.point[1]
     one_for = "each class" if contents.classifies else "each number of an answer"
@@ -69,7 +67,7 @@ def network_of(
             shape=contents.shape,
             integers=contents.integers,
             one_for=None if any_outputs else one_for,
-            tried=tried,
+            taken=not is_theirs(config.learner),
             **{name: getattr(config, name) for name in own},
         )
 
@@ -80,8 +78,11 @@ def own_objective(objective: Objective, contents: Contents, network: nn.Module) 
         return objective
     x = torch.full((2, *contents.shape), 1 if contents.integers else 0.5)
     y = torch.zeros(2, *contents.form["query_y"][1])
-    with torch.no_grad(), kept():
-        outputs, _ = apply(network, dict(network.named_parameters()), x)
+    try:
+        with torch.no_grad(), kept():
+            outputs, _ = apply(network, dict(network.named_parameters()), x)
+    except Exception:
+        return objective  # the learner calls the network otherwise
     return for_targets(objective, classes_of(outputs, y, default=False), y.dim() - 1)
 
 

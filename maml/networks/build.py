@@ -22,7 +22,7 @@ def build_network(
     shape: tuple[int, ...] = (1,),
     integers: bool = False,
     one_for: str | None = "each output",
-    tried: bool = True,
+    taken: bool = True,
     **options: Any,
 ) -> nn.Module:
     """Return the network that ``--network name`` means, with weights from the global generator.
@@ -34,7 +34,8 @@ def build_network(
         shape: The shape of an example.
         integers: Whether examples are integers; else they are floats.
         one_for: What each output of a user's own network is for, in words; None: any outputs.
-        tried: Whether a user's own network must take two examples; else it need not.
+        taken: Whether a user's own network must take examples. A user's own learner may call it
+            on anything, as on (x, y).
         options: Fields of the configuration; fields that the network does not read are ignored.
     """
     known = registry.network(name)
@@ -65,7 +66,7 @@ def build_network(
             with torch.no_grad(), switched(network, training=False):
                 network(torch.zeros_like(examples))
         network = explicit(network, name)
-        _try(network, name, examples, ways, one_for, must=tried)
+        _try(network, name, examples, ways, one_for, must=taken)
     return network
 
 

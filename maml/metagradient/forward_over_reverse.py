@@ -206,7 +206,7 @@ class _Loop:
         u, scale, of_weights = moved.gradients, moved.scale, moved.weights
         if taken.transformed is not None:
             u, more, of_step = taken.transformed.pull_back(u, scale)
-            scale, of_weights = 1.0, {n: t + more.get(n, 0) for n, t in of_weights.items()}
+            scale, of_weights = 1.0, of_weights | {n: of_weights[n] + t for n, t in more.items()}
             self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
         self.v, self.v_state = self.v | of_weights, moved.state
         if problem.rates is not None and moved.rates is not None:

@@ -93,7 +93,7 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
         found = shown(values)
         mean, half = found.mean, (found.high - found.low) / 2
         if math.isnan(half):
-            return f"{plain(mean, metric)} (all)"
+            return f"{plain(mean, metric)}, all alike"
         percent = f"{100 * mean:.2f} ± {100 * half:.2f} %"
         return percent if is_percent(metric) else f"{mean:.4g} ± {half:.2g}"
 

@@ -87,11 +87,13 @@ def _read_by_updates(start: Params, transform: Transform, read: set[str]) -> set
     ]
     gradients, weights, tensors = groups
     try:
-        found = transform._replace(tensors=tensors).changed(gradients, weights)
+        called = [transform._replace(tensors=tensors).changed(gradients, weights) for _ in "ab"]
     except Exception:  # these are no gradients, so a factorisation, say, may fail
         return set(start)
-    under = {name: _leaves_under(tensor)[0] for name, tensor in found.items()}
-    if set().union(*under.values()) - {id(t) for group in groups for t in group.values()}:
+    under, again = ({n: _leaves_under(t)[0] for n, t in each.items()} for each in called)
+    # As in `_read`, only a leaf of both calls comes from outside.
+    foreign = set().union(*under.values()) & set().union(*again.values())
+    if foreign - {id(t) for group in groups for t in group.values()}:
         raise ForeignError(
             "the transform reads parameters that are not among its tensors, and would not be "
             "differentiated by them: put them into the tensors of the Transform"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.metagradient.differentiate import OuterGradient as OuterGradient
     from maml.metagradient.problem import Implicit as Implicit
     from maml.metagradient.problem import Problem as Problem
+    from maml.metagradient.problem import Transform as Transform
 
 _FROM = {
     "maml.errors": ("UserError",),
@@ -46,7 +47,7 @@ _FROM = {
     "maml.library.meta_learner": ("MetaLearner",),
     "maml.library.tasks": ("Tasks", "episodes"),
     "maml.metagradient.differentiate": ("OuterGradient",),
-    "maml.metagradient.problem": ("Implicit", "Problem"),
+    "maml.metagradient.problem": ("Implicit", "Problem", "Transform"),
 }
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 

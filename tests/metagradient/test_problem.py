@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -207,15 +208,28 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         own = Transform(lambda gradients, _: {"w": params["rate"] * gradients["w"]}, {})
         return dataclasses.replace(known(params), rates=None, transform=own)
 
-    def returns_nothing(params: Params) -> Problem:
-        return dataclasses.replace(
-            known(params), rates=None, transform=Transform(lambda *_: {}, {})
-        )
+    def returns(found: dict[str, Any]) -> Callable[[Params], Problem]:
+        own = Transform(lambda *_: found, {})
+        return lambda params: Problem(params, loss, loss, transform=own)
+
+    still, unmoved = (
+        maml.meta_gradient(of, {"w": params["w"]}, tasks, way).gradients
+        for of in (returns({"w": 0.0}), lambda params: Problem(params, loss, loss, steps=0))
+    )
+    assert_near(still, unmoved)
+
+    def detached(params: Params) -> Problem:
+        def read(*given: Any) -> tuple[Tensor, Tensor]:
+            value, outputs = loss(*given)
+            return value.detach(), outputs
+
+        return dataclasses.replace(known(params), query=read)
 
     for of, line in (
         (forgets, "'spare' appears to not"),
+        (detached, "the query loss depends on no parameter"),
         (closes_over, "the transform reads"),
-        (returns_nothing, "returns no gradient of 'w'"),
+        (returns({}), "returns no gradient of 'keep'"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=line):
             maml.meta_gradient(of, params, tasks, way)

@@ -117,7 +117,7 @@ def threaded(shape: tuple[int, ...], ways: int) -> nn.Module:
 
 def test_threads_share_a_model(tmp_path: Path) -> None:
     """Each answer is the same as without other threads, and has no dropout."""
-    network = "tests.test_library:threaded"
+    network = "tests.library.test_load:threaded"
     train(glyphs(iterations=0, test_tasks=1, ways=3, network=network), tmp_path)
     model = maml.load(tmp_path, trust=True)
     some = maml.episodes("glyphs", "test", ways=3, shots=1, queries=3)

@@ -11,12 +11,13 @@ from maml.errors import UserError
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Remove the causes from a `UserError` that is raised inside; refuse inference mode.
+def alone(*, adapting: bool = True) -> Iterator[None]:
+    """Remove the causes from a `UserError` that is raised inside; ``adapting``: refuse inference
+    mode.
 
     An exception that passed through the user's own file stays, because the mistake is there.
     """
-    if torch.is_inference_mode_enabled():
+    if adapting and torch.is_inference_mode_enabled():
         raise UserError("torch.inference_mode allows no adaptation; use torch.no_grad() here")
     try:
         yield

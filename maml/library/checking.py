@@ -23,9 +23,20 @@ INNER = "inner_lr", "inner_steps", "inner_optimizer", "eval_inner_steps"
 
 
 def reaches(loss: Any, module: nn.Module) -> bool:
-    """Return whether a loss reaches a module, or a part of it, by name."""
-    parts = set(map(id, module.modules()))
+    """Return whether a loss reaches a module, a part of it, or what a part may write into."""
+    held = (value for part in module.modules() for value in (part, *_own(part)))
+    parts = {id(v) for v in held if isinstance(v, nn.Module | list | dict | set) or _is_object(v)}
     return any(id(value) in parts for value in kept_outside(nn.Identity(), loss))
+
+
+def _own(part: nn.Module) -> list[Any]:
+    """Return the values of a module's own attributes."""
+    return [value for name, value in vars(part).items() if name not in OF_TORCH]
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether a value is an object with attributes of its own, as a namespace."""
+    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Tensor)
 
 
 def check(
@@ -61,8 +72,7 @@ def check(
 
 def _keeps(part: nn.Module) -> bool:
     """Return whether a module holds the result of a computation as an attribute."""
-    own = (value for name, value in vars(part).items() if name not in OF_TORCH)
-    leaves = pytree.tree_leaves([*own])
+    leaves = pytree.tree_leaves([vars(own) if _is_object(own) else own for own in _own(part)])
     return any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in leaves)
 
 
@@ -122,10 +132,19 @@ class Waiting(nn.Module):
             return super().state_dict(*given, **named)
 
     def load_state_dict(self, *given: Any, **named: Any) -> Any:
-        """Do what torch's method does."""
+        """Do what torch's method does. Refuse ``assign=True``, which takes the tensors apart."""
+        if named.get("assign"):
+            raise UserError("assign=True: the module would keep the old tensors; leave it out")
         with alone_with(self.learner.network):
             return super().load_state_dict(*given, **named)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         with alone_with(self.learner.network):
-            return super()._apply(fn, recurse)
+            held = [(part, dict(part._buffers)) for part in self.modules()]
+            super()._apply(fn, recurse)
+            # The user's module shares buffers, too. Torch changes only parameters in place.
+            for part, buffers in held:
+                for name, buffer in buffers.items():
+                    if buffer is not None and (made := part._buffers[name]) is not None:
+                        buffer.data, part._buffers[name] = made, buffer
+        return self

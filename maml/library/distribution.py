@@ -99,7 +99,8 @@ def same_number(tasks: list[Task], params: Params) -> int:
         UserError: on every rank, if the processes have other tasks, in values, sizes or order, or
             other parameters.
     """
-    drawn = torch.randint(2**62, ())  # always, so that later draws do not depend on dropout
+    # Always, so that later draws do not depend on dropout.
+    drawn = torch.randint(2**62, (), device="cpu")
     if not _joined:
         return int(drawn)
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.

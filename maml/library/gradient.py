@@ -57,6 +57,9 @@ def meta_gradient(
     """
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
+    sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
     if batching != "auto":
         return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
     leaves, spec = pytree.tree_flatten(tasks)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.episodes import reordered
@@ -78,7 +79,8 @@ class MetaLearner(checking.Waiting):
 
         Args:
             module: Maps examples ``[E, …]`` to outputs ``[E, …]``, or with a ``loss`` to a tuple or
-                a dictionary of outputs. We do not change the module, but its parameters learn.
+                a dictionary of outputs. We do not change the module, but its parameters learn,
+                and ``freeze`` freezes them.
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
             head: The name of the output layer, for learners that treat this layer separately.
@@ -96,6 +98,8 @@ class MetaLearner(checking.Waiting):
         own = OfModule(own) if isinstance(own, nn.Module) else own
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
+        if not module.training:  # by eval() of the whole: no choice of single layers
+            self._made_to_train = {*learner.modules()}
         self._of_classes, self._reaching = loss is None, checking.reaches(own, module)
         distribution.same_everywhere(self, loss)
 
@@ -279,7 +283,7 @@ class MetaLearner(checking.Waiting):
         learner, network = self.learner, self.learner.network
         with torch.no_grad(), kept(), alone_with(network), switched(learner, training=False):
             params = unadapted(learner, learner.meta_parameters()).params
-            return learner.call_network(params, x)[0]
+            return learner.call_network(params, pytree.tree_map(torch.clone, x))[0]
 
     def _find_way(self, own: Learner, params: Params, tasks: list[Task]) -> None:
         """Find out how to compute tasks. The first calls in each mode determine this.
@@ -326,7 +330,7 @@ class MetaLearner(checking.Waiting):
             ((own, _),) = self._of_each_size([task])
         support = next(unstacked(task))
         steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
-        return adapted(own, own.meta_parameters(), support, steps)
+        return adapted(own, own.meta_parameters(), support, steps).train(self.training)
 
     @alone()
     @torch.no_grad()

@@ -126,7 +126,6 @@ class Model:
         # Switched once, not at each call, because threads may share a model.
         self._module = MetaLearner.around(learner, learner.phase(iteration)).eval()
         self.device = device
-        self._dtype: torch.dtype = getattr(torch, learner.config.dtype)
 
     def __repr__(self) -> str:
         config = self.config
@@ -138,6 +137,10 @@ class Model:
     def meta_params(self) -> Params:
         """The meta-parameters, ``{name: […]}``, which share memory with those of `module`."""
         return {name: p.detach() for name, p in self.learner.meta_parameters().items()}
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(iter(self.meta_params.values())).dtype
 
     @property
     def steps(self) -> int:
@@ -239,7 +242,7 @@ class AdaptedModel:
     def __init__(self, model: Model, module: FastModule, classes: list[Hashable] | None) -> None:
         self.classes, self.module, self._model = classes, module, model
 
-    @alone()
+    @alone(adapting=False)
     def predict(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:
@@ -261,7 +264,7 @@ class AdaptedModel:
         outputs = self.logits(query_x, batch_statistics)
         return outputs if self.classes is None else outputs.softmax(-1)
 
-    @alone()
+    @alone(adapting=False)
     def logits(
         self, query_x: inputs.Images, batch_statistics: BatchStatistics = "support"
     ) -> Tensor:

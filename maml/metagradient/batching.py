@@ -75,7 +75,7 @@ def batching_of(
             if not _same(by("tasks", *given), loop):
                 raise NotRepeatedError(
                     "two calls with the same tasks give two results: a loss or a network counts "
-                    "its calls, or draws by a generator of its own"
+                    "its calls, draws by a generator of its own, or changes its input in place"
                 )
         if draw or heavy:
             return Found("tasks", draws=draw)

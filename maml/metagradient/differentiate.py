@@ -6,6 +6,7 @@ gradient at its solution. Compiled kernels are a part of the network (`maml.netw
 for plain cross-entropy, they also compute head and loss (`maml.metagradient.native`).
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -66,7 +67,7 @@ def _of_each(compute: Callable[[Any], T], tasks: Any) -> list[T]:
     """
     if draws.HERE.address is not None:
         return [compute(task) for task in one_by_one(tasks)]
-    seed, found = int(torch.randint(2**62, ())), []
+    seed, found = int(torch.randint(2**62, (), device="cpu")), []
     with kept():
         for place, task in enumerate(one_by_one(tasks)):
             with draws.of_task(draws.Address(seed, "", place)):
@@ -131,7 +132,9 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     of_each = [each.gradients for each in found]
     gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)
     losses = torch.cat([each.losses for each in found])
-    outputs = pytree.tree_map(lambda *each: torch.cat(each), *(each.outputs for each in found))
+    outputs: Any = ()  # if they differ in size
+    with contextlib.suppress(RuntimeError, ValueError):
+        outputs = pytree.tree_map(lambda *each: torch.cat(each), *(each.outputs for each in found))
     return Outer(gradients, losses, outputs, found[0].end)
 
 

@@ -60,7 +60,7 @@ def apply(
             )
         written = getattr(_local, "written", None)
         if written is not None and network.training:
-            own = [name for name in held if name not in tied]
+            own = [n for n in held if n not in tied and not n.endswith("num_batches_tracked")]
             written += (own_name(network, n) for n in own if _differs(held[n], given[n]))
     # Give the outputs, and so the loss, the precision of the parameters. The examples cannot
     # determine the precision, because they may be integers.
@@ -75,10 +75,7 @@ def apply(
 
 @contextlib.contextmanager
 def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
-    """Say one line if a call that this thread makes here writes a buffer, in training mode.
-
-    Integers are no reason, because they usually count calls.
-    """
+    """Say one line if a call that this thread makes here writes a buffer, in training mode."""
     _local.written = []
     try:
         yield
@@ -93,7 +90,7 @@ def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _differs(before: Tensor, now: Tensor | None) -> bool:
-    if not before.is_floating_point() or before.layout != torch.strided:
+    if before.is_complex() or before.layout != torch.strided:
         return False
     if not isinstance(now, Tensor) or now.shape != before.shape:
         return True

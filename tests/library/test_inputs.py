@@ -158,6 +158,22 @@ def test_labels_are_what_the_loss_takes() -> None:
     assert not frozen[1].weight.requires_grad
 
 
+def test_outputs_may_differ_in_size() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(1))[x[:, 0, 0] > 0]
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs.square().mean()
+
+    network = Masked(16, 3).double()
+    tasks, learner = made(), maml.MAML(network, loss=loss, inner_lr=0.1, inner_steps=1)
+    expected, _ = by_loop(network, tasks, 1, 0.1, loss)
+    with torch.device("meta"):  # which draws would take
+        found = learner(tasks)
+    torch.testing.assert_close(found, expected)
+
+
 def test_tasks_may_be_of_several_forms() -> None:
     """Fields may have any order. A reader by position would silently swap support and query."""
     other = namedtuple("other", reversed(Task._fields))  # type: ignore[misc]

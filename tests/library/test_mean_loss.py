@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import itertools
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -163,23 +164,29 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
 def test_torch_has_the_second_derivative_of_weight_norm() -> None:
     v = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     g = torch.randn(4, 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda v, g: torch._weight_norm(v, g, 0), (v, g))
+    for dim in (0, -2):  # the same
+        assert torch.autograd.gradgradcheck(lambda v, g: torch._weight_norm(v, g, dim), (v, g))  # noqa: B023
+        torch.testing.assert_close(torch._weight_norm(v, g, dim), v * g / v.norm(dim=1)[:, None])
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_a_loss_does_not_see_what_forward_keeps(keeps: bool) -> None:
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_loss_does_not_see_what_forward_keeps(keeps: bool, direct: bool) -> None:
     class Kept(nn.Linear):
-        kept = torch.zeros(())
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.store = types.SimpleNamespace(kept=torch.zeros(()))
 
         def forward(self, x: Tensor) -> Tensor:
             answers = super().forward(x)
-            self.kept = answers.mean() if keeps else self.kept
+            self.store.kept = answers.mean() if keeps else self.store.kept
             return answers
 
-    network = dense(Kept(8, 8))
+    network = dense(Kept())
+    reached = network[2].store if direct else network[2]
 
-    def loss(outputs: Tensor, y: Tensor, layer: Any = network[2]) -> Tensor:
-        return F.cross_entropy(outputs, y) + layer.kept
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) + getattr(reached, "store", reached).kept
 
     warned = pytest.warns(UserWarning, match="^loss: it reaches the module, where forward keeps")
     with warned if keeps else warnings.catch_warnings(action="error"):

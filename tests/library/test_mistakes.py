@@ -133,6 +133,7 @@ def hooked(norm: nn.Module) -> nn.Module:
         (lambda: type("Own", (maml.ANIL,), {"loss": of_both})(dense()), "^Own.loss is never ca"),
         (lambda: setattr(maml.MAML(dense(), inner_lr=0.1), "inner_lr", 0.2),
          "inner_lr = 0.2: it is 0.1 since .* make the learner again"),
+        (lambda: maml.MAML(dense()).load_state_dict({}, assign=True), "^assign=True: the module"),
         (lambda: maml.MAML(nn.LazyLinear(3)), "module: weight has no size yet; call the"),
     ],
 )  # fmt: skip

@@ -76,6 +76,46 @@ def test_what_leads_to_the_module_leads_to_the_copy(more: bool) -> None:
         torch.testing.assert_close(learner.train().evaluate(made(sizes))["loss"].mean(), expected)
 
 
+def test_what_has_adapted_is_its_own() -> None:
+    """It keeps no memory of the caller's, and the mode in which it was made."""
+    torch.manual_seed(0)
+    (x, y, query, _), network = made()[0], dense(nn.Dropout(0.5))
+    for learner in (maml.MAML(network), maml.ProtoNet(network), maml.R2D2(network)):
+        given = x.clone()
+        fast = learner.eval().adapt(given, y)
+        answers = fast(query)
+        given.zero_(), learner.train()
+        assert torch.equal(fast(query), answers)
+    assert fast.state_dict().keys() <= network.state_dict().keys() and fast.state_dict()
+    learner = maml.MAML(network.eval()).train()  # eval() of all modules is no choice of some
+    assert learner(made()) != learner(made())
+
+
+def test_forward_may_write_into_its_input_and_into_buffers() -> None:
+    class Writing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return super().forward(x.sub_(1).flatten(1))
+
+    network, plain = Writing(16, 3).double(), nn.Linear(16, 3).double()
+    network.register_buffer("count", torch.tensor(0))
+    network.register_buffer("gain", torch.ones(2))
+    plain.load_state_dict(network.state_dict(), strict=False)
+    learner, (x, y, query, _) = maml.MAML(network, inner_steps=1), made()[0]
+    fast = maml.MAML(plain, inner_steps=1).adapt(x.flatten(1) - 1, y, steps=1)
+    expected = fast(query.flatten(1) - 1)
+    torch.testing.assert_close(learner.adapt(x.clone(), y, steps=1)(query.clone()), expected)
+    with (
+        pytest.warns(UserWarning, match="its buffer count"),
+        pytest.raises(ValueError, match="in place"),
+    ):
+        learner(made())
+    learner.float()
+    assert network.gain.dtype == torch.float32
+    network.gain.fill_(3.0)
+    assert torch.equal(learner.learner.network.module.gain, network.gain)
+
+
 def test_what_is_frozen_later_is_refused() -> None:
     network = dense()
     learner = maml.MetaSGD(network)

@@ -175,7 +175,7 @@ def test_equals_a_loop(name: str, way: Any) -> None:
 def test_what_counts_its_calls_is_refused() -> None:
     network = Layer(lambda layer, h: h * next(layer.calls))
     network.calls = iter(range(1, 10**6))  # type: ignore[assignment]
-    with pytest.raises(NotRepeatedError, match="counts its calls, or draws by a generator of its"):
+    with pytest.raises(NotRepeatedError, match="counts its calls, draws by a generator of its"):
         gradient_of(nn.Sequential(network, nn.Linear(4, 3)).double(), made("no_grad")[1], 1)
 
 
@@ -223,6 +223,10 @@ def test_a_single_task_is_refused() -> None:
     task = maml.episodes("glyphs", "test", ways=2, shots=1, queries=1).task(0)
     with pytest.raises(ValueError, match=r"a single task.*episodes\.tasks\(\[0\]\)"):
         maml.meta_gradient(lambda _: pytest.fail("the problem was stated"), {}, task)
+    x = torch.ones(3, 2)
+    for tasks in ((x, x[:2]), (x, x.numpy()), (x, 1.0)):
+        with pytest.raises(ValueError, match=r"nest of tensors \[B, …\] alone"):
+            maml.meta_gradient(lambda _: pytest.fail("the problem was stated"), {}, tasks)
 
 
 NETWORK: nn.Module = nn.Identity()

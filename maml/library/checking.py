@@ -4,8 +4,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeAlias
 
+import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
 from maml.execution.outside import kept_outside
@@ -22,29 +22,19 @@ Learning: TypeAlias = list[tuple[str, nn.Parameter, bool | None]]
 INNER = "inner_lr", "inner_steps", "inner_optimizer", "eval_inner_steps"
 
 
-def reaches(loss: Any, module: nn.Module) -> bool:
-    """Return whether a loss reaches a module, a part of it, or what a part may write into."""
-    held = (value for part in module.modules() for value in (part, *_own(part)))
-    parts = {id(v) for v in held if isinstance(v, nn.Module | list | dict | set) or _is_object(v)}
-    return any(id(value) in parts for value in kept_outside(nn.Identity(), loss))
-
-
-def _own(part: nn.Module) -> list[Any]:
-    """Return the values of a module's own attributes."""
-    return [value for name, value in vars(part).items() if name not in OF_TORCH]
-
-
-def _is_object(value: Any) -> bool:
-    """Return whether a value is an object with attributes of its own, as a namespace."""
-    return hasattr(value, "__dict__") and not callable(value) and not isinstance(value, Tensor)
+def reached(loss: Any, module: nn.Module) -> list[tuple[str, str]]:
+    """Return what a loss reaches by name: parts of a module (path, ""), and their attributes."""
+    ids = set(map(id, kept_outside(nn.Identity(), loss)))
+    held = ((path, {"": part, **vars(part)}) for path, part in module.named_modules())
+    return [(path, name) for path, own in held for name, value in own.items() if id(value) in ids]
 
 
 def check(
-    learner: Learner, params: Params, tasks: Any, phase: int, *, reaching: bool = False
+    learner: Learner, params: Params, tasks: Any, phase: int, reaching: list[tuple[str, str]]
 ) -> None:
     """Check which parameters the losses read, once for each phase; warn of writes that are lost.
 
-    With ``reaching``, the loss reaches the user's module, of which the learner calls a copy.
+    ``reaching``: what the loss has `reached` of the user's module. The learner calls a copy.
     """
     try:
         with lost_writes(lambda line: warnings.warn(f"module: {line}", stacklevel=2)):
@@ -62,7 +52,7 @@ def check(
             f'no loss reads {unread}: make the learner again with freeze="…", a pattern of these '
             'names as "layer.*", or begin with tasks whose branch of the module reads them'
         ) from error
-    if reaching and any(map(_keeps, learner.network.modules())):
+    if _keeps(learner.network, reaching):
         warnings.warn(
             "loss: it reaches the module, where forward keeps what it computes, but the learner "
             "calls a copy: if the loss reads this, it sees an old value; let forward return it",
@@ -70,10 +60,14 @@ def check(
         )
 
 
-def _keeps(part: nn.Module) -> bool:
-    """Return whether a module holds the result of a computation as an attribute."""
-    leaves = pytree.tree_leaves([vars(own) if _is_object(own) else own for own in _own(part)])
-    return any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in leaves)
+def _keeps(network: nn.Module, names: list[tuple[str, str]]) -> bool:
+    """Return whether one of these holds the result of a computation: see `reached`."""
+    parts = {own_name(network, f"{path}.")[:-1]: part for path, part in network.named_modules()}
+    own = [(vars(parts[path]), name) for path, name in names if path in parts]
+    held = [of.get(name) for of, name in own]
+    held += [v for of, name in own if not name for n, v in of.items() if n not in OF_TORCH]
+    there = (*held, *kept_outside(nn.Identity(), *held))
+    return any(isinstance(value, Tensor) and value.grad_fn is not None for value in there)
 
 
 def begin_learning(learner: Learner) -> Learning:
@@ -132,11 +126,14 @@ class Waiting(nn.Module):
             return super().state_dict(*given, **named)
 
     def load_state_dict(self, *given: Any, **named: Any) -> Any:
-        """Do what torch's method does. Refuse ``assign=True``, which takes the tensors apart."""
-        if named.get("assign"):
-            raise UserError("assign=True: the module would keep the old tensors; leave it out")
+        """Do what torch's method does."""
         with alone_with(self.learner.network):
             return super().load_state_dict(*given, **named)
+
+    def _load_from_state_dict(self, saved: Any, prefix: str, how: Any, *given: Any) -> None:
+        if how.get("assign_to_params_buffers"):
+            raise UserError("assign=True: the module would keep the old tensors; leave it out")
+        super()._load_from_state_dict(saved, prefix, how, *given)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         with alone_with(self.learner.network):
@@ -144,7 +141,10 @@ class Waiting(nn.Module):
             super()._apply(fn, recurse)
             # The user's module shares buffers, too. Torch changes only parameters in place.
             for part, buffers in held:
-                for name, buffer in buffers.items():
-                    if buffer is not None and (made := part._buffers[name]) is not None:
-                        buffer.data, part._buffers[name] = made, buffer
+                for name, old in buffers.items():
+                    new = part._buffers[name]
+                    if old is None or new is None or old.layout != torch.strided:
+                        continue
+                    if torch._has_compatible_shallow_copy_type(old, new):
+                        old.data, part._buffers[name] = new, old
         return self

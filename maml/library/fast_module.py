@@ -1,6 +1,6 @@
 """A module after its adaptation to one task."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,8 @@ class FastModule(nn.Module):
         with alone_with(network), switched(learner, training=self.training):
             return learner.features_of(self.params, as_inputs(x))[0]
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        destination |= {f"{prefix}{name}": t for name, t in self.network_state().items()}
-
     def network_state(self) -> Params:
-        """Return CPU copies of the network's state, by the names that the network's author gave:
-        ``state_dict()`` is the same.
+        """Return CPU copies of the network's state, by the names that the network's author gave.
 
         Load them with ``network.load_state_dict(state, strict=False)``. Running statistics are
         missing, so call the network in training mode, where it normalises by the batch. The output

@@ -63,7 +63,8 @@ class MetaLearner(checking.Waiting):
             `distributed`, only of this process's tasks.
     """
 
-    _of_classes = _reaching = False
+    _of_classes = False
+    _reaching: list[tuple[str, str]] = []
 
     @alone()
     def __init__(
@@ -98,9 +99,7 @@ class MetaLearner(checking.Waiting):
         own = OfModule(own) if isinstance(own, nn.Module) else own
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
-        if not module.training:  # by eval() of the whole: no choice of single layers
-            self._made_to_train = {*learner.modules()}
-        self._of_classes, self._reaching = loss is None, checking.reaches(own, module)
+        self._of_classes, self._reaching = loss is None, checking.reached(own, module)
         distribution.same_everywhere(self, loss)
 
     @classmethod
@@ -294,7 +293,7 @@ class MetaLearner(checking.Waiting):
         tells = len(same) >= TRIED and self.training not in self._told
         if self.training in self._found and not tells:
             return
-        checking.check(own, params, tasks, self._phase, reaching=self._reaching)
+        checking.check(own, params, tasks, self._phase, self._reaching)
         some = joined(same[:TRIED])
         heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
         found = batching_of(

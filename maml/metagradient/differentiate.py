@@ -6,7 +6,6 @@ gradient at its solution. Compiled kernels are a part of the network (`maml.netw
 for plain cross-entropy, they also compute head and loss (`maml.metagradient.native`).
 """
 
-import contextlib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -35,6 +34,7 @@ class OuterGradient(NamedTuple):
         gradients: Σ over tasks, ``{name: […]}``, of every meta-parameter.
         losses: ``[B]``.
         outputs: ``[B, …]``, or a nest of tensors: the query loss's outputs after the last step.
+            () if the tasks' outputs differ in size.
         metrics: ``{name: [B]}``, a learner's metrics of the outputs.
         end: The end of the single task's loop, if `Problem.lives_on`.
     """
@@ -132,8 +132,9 @@ def _task_by_task(problem: Problem, tasks: Any) -> Outer:
     of_each = [each.gradients for each in found]
     gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)
     losses = torch.cat([each.losses for each in found])
-    outputs: Any = ()  # if they differ in size
-    with contextlib.suppress(RuntimeError, ValueError):
+    sizes = {tuple(t.shape for t in pytree.tree_leaves(each.outputs)) for each in found}
+    outputs: Any = ()
+    if len(sizes) == 1:
         outputs = pytree.tree_map(lambda *each: torch.cat(each), *(each.outputs for each in found))
     return Outer(gradients, losses, outputs, found[0].end)
 

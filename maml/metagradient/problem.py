@@ -111,7 +111,7 @@ class Transform(NamedTuple):
         found = self.function(gradients, self.tensors, *more)
         if missing := gradients.keys() - found.keys():
             raise ValueError(f"the transform returns no gradient of {min(missing)!r}")
-        return {n: torch.as_tensor(found[n]).expand_as(g) for n, g in gradients.items()}
+        return {n: torch.as_tensor(found[n]).to(g).expand_as(g) for n, g in gradients.items()}
 
 
 @dataclass(frozen=True)

@@ -41,29 +41,28 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
             gradient.
     """
     every = unread = {*problem.start, *problem.fixed}.difference(frozen)
-    by_kernels, by_query = set[str](), problem.displacement  # which only reports the query loss
+    by_kernels = set[str]()
     # The query is last, because it may read what the network has kept of a support set.
     places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]
     before = state()
     for _ in range(MOST_DRAWS):
         for place, task in enumerate(one_by_one(tasks)):
             # With control flow, another task may read other parameters.
-            if place and by_query and not unread:
+            if place and not unread:
                 break
             for part, step in places:
                 # A loss may depend on the step: look at further steps while a parameter is unread.
-                if unread or (not place and not step) or part == "query":
+                if unread or (not place and (part == "query" or not step)):
                     names, of_kernels = _read(problem, part, step, task)
                     unread, by_kernels = unread - names, by_kernels | of_kernels
-                    by_query |= part == "query" and bool(names)
-        if (by_query and not unread) or state() == before:
+        if not unread or state() == before:
             break
     if problem.transform is not None:
         unread = unread - _read_by_updates(problem.start, problem.transform, every - unread)
-    if not by_query:
+    if unread == every and len(every) > 1:
         raise RuntimeError(
-            "the query loss depends on no parameter: compute it by torch from the outputs, and "
-            "detach nothing on the way"
+            "no loss depends on any parameter: compute it by torch from the outputs, and detach "
+            "nothing on the way"
         )
     if unread:
         name = min(unread)

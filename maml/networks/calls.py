@@ -90,7 +90,8 @@ def lost_writes(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _differs(before: Tensor, now: Tensor | None) -> bool:
-    if before.is_complex() or before.layout != torch.strided:
+    counts = not before.dim() and before.dtype in (torch.int64, torch.int32, torch.bool)
+    if not (before.is_floating_point() or counts) or before.layout != torch.strided:
         return False
     if not isinstance(now, Tensor) or now.shape != before.shape:
         return True

@@ -188,7 +188,8 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
         if frozen is not None:
             frozen = None if norm.training else nn.Parameter(frozen, requires_grad=False)
         norm.register_parameter(name, frozen)
-    norm.num_batches_tracked, norm.track_running_stats = None, not norm.training
+    norm.num_batches_tracked = None
+    norm.track_running_stats &= not norm.training
     norm.__class__ = _explicit_kind(type(norm))
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
 
@@ -196,7 +197,8 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
     others = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]  # -1: of all together
-    return v * (g / torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1))
+    norms = torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1) if others else v.abs()
+    return v * (g / norms)
 
 
 # Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.

@@ -55,11 +55,6 @@ def normalise(
 
     ``given`` is used unchanged; None: the statistics of ``x`` are used. Scale and shift: ``[C]``.
     """
-    if given is None and x.numel() == x.shape[1]:
-        raise ValueError(
-            f"a batch norm gets one value per channel, {list(x.shape)}, so all outputs would be "
-            'equal: give more examples, or answer with batch_statistics="support"'
-        )
     # As fast as torch's own layer, but torch.func batches that layer's gradient wrongly.
     if given is None and not is_functorch_wrapped_tensor(x) and forward_ad._current_level < 0:
         found, mean, variance = _Fused.apply(x, weight, bias, eps)

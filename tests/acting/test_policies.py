@@ -68,8 +68,7 @@ def expected(logits: Tensor, gains: Tensor) -> Tensor:
     """Return DiCE's expectation over episodes, weighted by each way's probability, a constant."""
     logp = log_probabilities(logits)
     weights = (CHANCES * logp.sum(-1).exp()).detach()
-    one = torch.func.vmap(lambda logp, rewards: dice(logp, rewards, weights.new_ones(1)))
-    return weights @ one(logp[:, None], gains[STATES, ACTIONS][:, None])
+    return weights @ torch.func.vmap(dice)(logp[:, None], gains[STATES, ACTIONS][:, None])
 
 
 def test_drawn_episodes_have_no_bias() -> None:
@@ -81,10 +80,9 @@ def test_drawn_episodes_have_no_bias() -> None:
     taken = torch.multinomial(chances, batches * episodes, replacement=True, generator=generator)
     taken = taken.view(batches, episodes)
     rewards = SUPPORT[STATES, ACTIONS]
-    weights = torch.full((episodes,), 1 / episodes, dtype=torch.float64)
 
     def surrogate(logits: Tensor, of: Tensor) -> Tensor:
-        return dice(log_probabilities(logits)[of], rewards[of], weights)
+        return dice(log_probabilities(logits)[of], rewards[of])
 
     for derived in (torch.func.grad, lambda f: torch.func.jacfwd(torch.func.grad(f))):
         exact = derived(lambda logits: exact_return(logits, SUPPORT))(THETA)

@@ -58,12 +58,10 @@ class MAMLPolicy(Policy, MAML):
 
     def _loss(self, params: Params, played: Trajectory) -> Tensor:
         config = self.config
-        n, lasted = played.rewards.shape
+        lasted = played.rewards.shape[1]
         steps = torch.arange(lasted, dtype=played.rewards.dtype, device=played.rewards.device)
         rewards = played.rewards * config.discount**steps
-        weights = rewards.new_full((n,), 1 / n)
-        logp = self.log_probabilities(params, played)
-        return -dice(logp, rewards, weights) / config.horizon
+        return -dice(self.log_probabilities(params, played), rewards) / config.horizon
 
     @torch.no_grad()
     def materialise(self, meta_params: Params, tasks: Task, phase: int | None = None) -> Played:
@@ -109,13 +107,13 @@ class MAMLPolicy(Policy, MAML):
         return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))
 
 
-def dice(logp: Tensor, rewards: Tensor, weights: Tensor) -> Tensor:
+def dice(logp: Tensor, rewards: Tensor) -> Tensor:
     """Return DiCE (Foerster et al. 2018, arXiv:1802.05098), equations 5 and 10, a scalar.
 
-    Its value is the return. Each of its derivatives is an unbiased estimate of J's. ``logp [E, T]``
-    is of the actions taken, ``rewards [E, T]`` are discounted, and ``weights [E]`` add up to 1 (1/E
-    for episodes that were drawn).
+    Its value is the mean return of E episodes. Each of its derivatives is an unbiased estimate of
+    J's. ``logp [E, T]`` is of the actions taken, and ``rewards [E, T]`` are discounted.
     """
+    weights = rewards.new_full((len(rewards),), 1 / len(rewards))
     reward = (_magic(logp.cumsum(-1)) * rewards).sum(-1)
     # The baseline is zero in value, and its derivatives are zero in expectation.
     baseline = ((1 - _magic(logp)) * _baseline(rewards, weights)).sum(-1)

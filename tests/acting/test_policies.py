@@ -21,8 +21,7 @@ from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 from maml.run.files import read_rows
-from maml.worker import Worker
-from tests.runs import BRIEF, metrics, result, same, train
+from tests.runs import BRIEF, metrics, result, same, train, worker_of
 
 # Two states, two actions, three steps; chance and the action choose the next state: 2^3·2^3 ways.
 STEPS, RATE = 3, 0.7
@@ -201,11 +200,9 @@ class Faster(MAMLPolicy):
 
 def test_a_policy_acts_by_its_training_problem_and_own_observation() -> None:
     def gradient(network: str, **values: Any) -> Params:
-        small = {**BRIEF, "shots": 2, "queries": 2, "horizon": 10, "dtype": "float64", **values}
-        config = with_values(
-            PRESETS["maml-navigation"], network=f"tests.acting.test_policies:{network}", **small
-        )
-        worker = Worker(config, torch.device("cpu"))
+        small = {**BRIEF, "shots": 2, "queries": 2, "horizon": 10, **values}
+        own = f"tests.acting.test_policies:{network}"
+        worker = worker_of("maml-navigation", network=own, **small)
         assert worker.learner.batching == "tasks"
         params = worker.learner.meta_parameters()
         return worker.share(params, torch.arange(2), worker.learner).gradients
@@ -237,8 +234,7 @@ class Drawn(Reinforce):
 
 
 def test_reinforce_acts_by_its_problem() -> None:
-    config = with_values(PRESETS["reinforce-cartpole"], learner="tests.acting.test_policies:Drawn")
-    worker = Worker(config, torch.device("cpu"))
+    worker = worker_of("reinforce-cartpole", learner="tests.acting.test_policies:Drawn")
     for _ in range(2):  # the first finds out that it draws
         Drawn.seen.clear()
         worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)

@@ -117,11 +117,6 @@ def problem(net: GPT, steps: int, meta_params: Params) -> maml.Problem:
     )  # fmt: skip
 
 
-def meta_gradient(net: GPT, meta_params: Params, task: Params, steps: int) -> maml.OuterGradient:
-    """Return the outer loss and its gradient by all meta-parameters, ``{name: […]}``."""
-    return maml.meta_gradient(partial(problem, net, steps), meta_params, task)
-
-
 def main() -> None:
     """Learn the weight of each source."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -130,8 +125,9 @@ def main() -> None:
     options = parser.parse_args()
     net = GPT(size := TINY if options.tiny else Size())
     meta_params = begin(net)
+    state = partial(problem, net, options.steps)
     for iteration in range(3):
-        found = meta_gradient(net, meta_params, draw(size, options.steps, iteration), options.steps)
+        found = maml.meta_gradient(state, meta_params, draw(size, options.steps, iteration))
         meta_params["of sources"] -= 0.5 * found.gradients["of sources"].sign()
         shares = [f"{share:.2f}" for share in meta_params["of sources"].softmax(0)]
         print(f"outer loss {found.losses.item():.3f}, shares of the sources {' '.join(shares)}")

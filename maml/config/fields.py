@@ -295,9 +295,7 @@ def _fits(value: object, type_: Any) -> bool:
     if get_origin(type_) is Literal:
         return value in get_args(type_)
     options = get_args(type_) or (type_,)
-    if isinstance(value, int) and not isinstance(value, bool) and float in options:
-        return True
-    return type(value) in options
+    return type(value) in options or (type(value) is int and float in options)
 
 
 def with_values(config: Config, **values: object) -> Config:

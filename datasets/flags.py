@@ -44,7 +44,6 @@ class FieldFacts:
     above: float | None = None  # the value must exceed this
     below: float | None = None
     most: float | None = None
-    names: bool = False  # its values name components; the field's own name is their kind
     # ("field", "value", …): the flag has an effect only if that field has one of these values.
     # Components declare in their own facts which flags they read.
     read_with: tuple[str, ...] | None = None

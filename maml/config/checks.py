@@ -43,7 +43,7 @@ def check_values(config: Config, *, own: bool = True) -> None:
         value = getattr(config, name)
         if facts.group and value == "":
             raise UserError(f'{flag(name)} "": empty; was a shell variable not set?')
-        if facts.names:
+        if name in registry.KINDS:
             if own or not is_theirs(value):
                 registry.find(name, value)
         elif isinstance(value, int | float) and not isinstance(value, bool):

@@ -31,8 +31,8 @@ class Common:
     published: float | None = None
     claim: str = ""  # as in the published table, with its interval and its kind ("ensemble")
 
-    learner: str = _learner("maml", "The learner: its inner problem and outer loss.", names=True)
-    network: str = _learner("conv4", "The network: from examples to outputs.", names=True)
+    learner: str = _learner("maml", "The learner: its inner problem and outer loss.")
+    network: str = _learner("conv4", "The network: from examples to outputs.")
     inner_lr: float = _learner(
         0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
     )
@@ -74,7 +74,7 @@ class Common:
         "float32", "Floating-point type of weights, images and gradients."
     )
 
-    data: str = _data("glyphs", "Data set.", names=True)
+    data: str = _data("glyphs", "Data set.")
     data_root: str = _data(
         lambda: str(paths.default_data_root()),
         "Folder that holds the data sets [$MAML_DATA, then ~/.cache/maml]; folder: of your images, "
@@ -145,7 +145,7 @@ class Common:
     on_nonfinite: Literal["stop", "skip"] = _outer_loop(
         "stop", "After a step that is not finite, and so not taken: stop, or go on.", RESULT
     )
-    strategy: str = _distribution("auto", "Where tasks run.", WAY, names=True)
+    strategy: str = _distribution("auto", "Where tasks run.", WAY)
     partition: Literal["exclusive", "chunk"] = _distribution(
         "exclusive", "One call a task (exclusive), or one a worker (chunk).", WAY
     )

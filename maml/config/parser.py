@@ -103,7 +103,7 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
         said, _, unset = facts.help.removesuffix("].").partition(" [")  # [what None means]
         value = (unset or "none") if getattr(default, name) is None else getattr(default, name)
         text = f"{_readers(name)}{said.removesuffix('.')} (default: {value})"
-        if facts.names:
+        if name in registry.KINDS:
             known = registry.known(name)
             text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
             text += "\n  or module:attribute, for one of your own; with arguments of its own: "
@@ -114,7 +114,7 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
             options = {"choices": get_args(type_)}
         elif type_ is not bool:
             plain = next((each for each in get_args(type_) if each is not type(None)), type_)
-            metavar = "NAME" if facts.names else plain.__name__.upper()
+            metavar = "NAME" if name in registry.KINDS else plain.__name__.upper()
             options = {"type": _reader(plain, optional=plain is not type_), "metavar": metavar}
         options |= {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
         groups[title[name]].add_argument(flag(name), **options)

@@ -134,8 +134,6 @@ from maml.learners.maml import MAML
 def small(image_shape, width=6): return nn.Sequential(nn.Flatten(), nn.Linear(784, width))
 def headless(image_shape, ways):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(ways))
-def strangers(split):
-    return {"a": 1}
 class Misnamed(nn.Module):
     head_prefix = "out."
     def __init__(self, image_shape, ways):
@@ -257,7 +255,6 @@ CANNOT_BE = {
     "--learner Naming(names=('loss',))": r": metric_names has 'loss': taken by ",
     "--learner Learner": r":Learner: dice differs when",
     "--learner small": r"is no subclass of maml.learners.Learner",
-    "--data strangers": r"class a of train is int64 \[\]; all must be uint8",
     "--network net(width=32": r"'\(' was never closed; write module:attribute\(name=value",
     "--network net(32)": r"gives plain values by name; write module:attribute",
     "--network small": r"two images became \[2, 6\]; outputs must be \[2, 5\]",

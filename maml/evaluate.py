@@ -69,10 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m maml.evaluate",
-        description="Evaluate a checkpoint of a run directory, or the model of a record.",
-    )
+    parser = Parser(prog="python -m maml.evaluate", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     parser.add_argument("--split", choices=("train", "validation", "test"), default="test")
     text = "tasks to evaluate (default: 600)"

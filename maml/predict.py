@@ -57,10 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(
-        prog="python -m maml.predict",
-        description="Adapt to a folder of classes of images, and classify other images.",
-    )
+    parser = Parser(prog="python -m maml.predict", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="or a checkpoint file in one")
     text = "folders of images, one a class"
     parser.add_argument("--support", required=True, type=Path, metavar="DIR", help=text)

@@ -27,10 +27,7 @@ from maml.worker import Share, Worker
 
 def main(arguments: list[str]) -> int:
     """Print a line for each task of a refused step; return the exit code."""
-    parser = Parser(
-        prog="python -m maml.replay",
-        description="Compute the tasks of a step that was not finite again, one by one.",
-    )
+    parser = Parser(prog="python -m maml.replay", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     text = "the step, counted from 1 (default: the last that was kept)"
     parser.add_argument("--iteration", type=whole_number, help=text)

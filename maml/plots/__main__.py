@@ -29,7 +29,7 @@ from maml.run.reading import Run
 
 def main(arguments: list[str]) -> int:
     """Draw; return the exit code."""
-    parser = Parser(prog="python -m maml.plots", description="Draw runs.")
+    parser = Parser(prog="python -m maml.plots", description=__doc__)
     text = "run directories, or folders of them"
     parser.add_argument("paths", metavar="RUN_DIR", nargs="+", type=Path, help=text)
     text = "a label for each run, or each method, in order"

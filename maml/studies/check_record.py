@@ -33,10 +33,7 @@ FEW = 0.005
 
 def main(arguments: list[str]) -> int:
     """Check records; return 1 if a model does not score what its record says, else 0."""
-    parser = Parser(
-        prog="python -m launch.check_record",
-        description="Test the model of a record again, and compare task by task.",
-    )
+    parser = Parser(prog="python -m launch.check_record", description=__doc__)
     parser.add_argument("record", metavar="DIR", type=Path, help="a record, or a folder of some")
     text = "how many of its tasks (default: 600)"
     parser.add_argument("--tasks", type=at_least(1), default=600, help=text)

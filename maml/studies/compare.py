@@ -44,10 +44,7 @@ studies, not in 95 %, as most tasks score the same. Test on more (`--test-tasks`
 
 def main(arguments: list[str]) -> int:
     """Compare; return the exit code."""
-    parser = Parser(
-        prog="python -m launch.compare",
-        description="Compare runs on the test tasks that they share.",
-    )
+    parser = Parser(prog="python -m launch.compare", description=__doc__)
     parser.add_argument("arms", metavar="RUNS", nargs="+", help="PATH or PATH:name=value,…")
     text = "a column of test_tasks.csv (default: accuracy, return or loss, as each run's headline)"
     parser.add_argument("--metric", help=text)

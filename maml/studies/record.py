@@ -41,7 +41,7 @@ ROWS = 200
 
 def main(arguments: list[str]) -> int:
     """Write the record of a run."""
-    parser = Parser(prog="python -m launch.record", description="Keep the record of a run.")
+    parser = Parser(prog="python -m launch.record", description=__doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     text = "differences from the published protocol that no flag shows"
     parser.add_argument("--note", default="", help=text)

@@ -20,7 +20,7 @@ from maml.studies.sweeping.worker import Workers, say
 
 def main(arguments: list[str]) -> int:
     """Run what is left of a sweep; return the exit code."""
-    parser = Parser(prog="python -m launch.sweep", description="Run the trials of a sweep.")
+    parser = Parser(prog="python -m launch.sweep", description=__doc__)
     parser.add_argument("file", metavar="FILE", type=Path)
     text = "trials at a time, which share the cores; 0: only tell how far it is (default: 1)"
     parser.add_argument("--workers", type=at_least(0), default=1, help=text)

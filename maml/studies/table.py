@@ -27,7 +27,7 @@ DIFFERS = "What differs between a preset and the published experiment; some of i
 
 def main(arguments: list[str]) -> int:
     """Print the table."""
-    parser = Parser(prog="python -m launch.table", description="Print the table of all records.")
+    parser = Parser(prog="python -m launch.table", description=__doc__)
     parser.add_argument("--records", type=Path, default=recorded.RECORDS, help="where they are")
     parser.add_argument("--run", action="store_true", help="leave out what was not run")
     options = parser.parse_args(arguments)

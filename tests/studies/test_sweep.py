@@ -7,16 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import yaml
 
-from maml.config.cli import parse
 from maml.errors import UserError
 from maml.studies import arms
 from maml.studies import sweep as command
@@ -24,7 +21,6 @@ from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
-from tests.runs import last, same, train
 from tests.studies import sweeps
 
 FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "${args}"]
@@ -148,18 +144,18 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     assert "What failed" not in (tmp_path / "there" / "report.md").read_text()
 
 
-def test_a_stopped_sweep_continues_its_trials(tmp_path: Path) -> None:
-    """At Ctrl-C, trials save and wait. Later they go on from where they were."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_sweep_continues_its_trials(number: signal.Signals, tmp_path: Path) -> None:
+    """At Ctrl-C, trials save and wait. They go on from where they were, as after a power cut."""
     path = written(tmp_path, {"seed": [0, 1], "rounds": 40, "pause": 0.05})
-
-    def interrupt() -> None:
-        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 2)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    timer = threading.Timer(0.1, interrupt)
-    timer.start()
-    assert swept(path, "--workers", "2") == 130
-    timer.join()
+    launched = begun(path, "--workers", "2")
+    try:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == 2, timeout=60)
+        if number == signal.SIGINT:
+            launched.process.send_signal(number)
+            launched.wait(60, expect=130)
+    finally:
+        launched.kill()
     assert states(path) == [WAITING] * 2
     assert swept(path, "--workers", "2") == 0
     for trial in opened(path).trials():
@@ -270,30 +266,3 @@ def test_what_is_refused(tmp_path: Path) -> None:
     # One more value is more of the same.
     assert swept(written(tmp_path, {"seed": [0, 1, 5], "good": 0.5}, description="longer")) == 0
     assert [t.record.params["seed"] for t in opened(path).trials()] == [0, 1, 5]
-
-
-def test_a_killed_sweep_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
-    """The result is that of undisturbed runs, bit by bit."""
-    path = written(
-        tmp_path,
-        {"inner_lr": [0.01, 0.02], "iterations": 800, "checkpoint_every": 25, "eval_every": 400,
-         "eval_tasks": 10, "test_tasks": 10, "logger": "none", "meta_batch_size": 4, "threads": 1},
-        command=["${env}", "${interpreter}", "${program}", "maml-sinusoid-10shot", "${args}"],
-        metric={"name": "validation/loss", "goal": "minimize"},
-    )  # fmt: skip
-    saved = (tmp_path / "there" / "trials").glob
-    launched = begun(path, "--workers", "2")
-    try:
-        until(lambda: len({p.parent for p in saved("*/checkpoints/iteration-*")}) == 2, timeout=120)
-    finally:
-        launched.kill()
-    assert set(states(path)) == {WAITING}
-    assert swept(path, "--workers", "2") == 0
-    for trial in opened(path).trials():
-        assert trial.state == FINISHED and trial.record.value is not None
-        content = yaml.safe_load((trial.run_dir / "config.yaml").read_text())
-        first, again = (each["iteration"] for each in content["starts"])
-        assert first == 0 < again
-    straight = tmp_path / "straight"
-    config = parse(["--config", str(trial.run_dir), "--run-dir", str(straight)])
-    assert same(train(config, straight)["model"], last(trial.run_dir)["model"])

@@ -7,6 +7,7 @@ must agree to 1e-4. Accuracies must agree, too, except for one task in 200: if a
 classes are almost equal, another processor's rounding decides.
 """
 
+import argparse
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,11 @@ from pathlib import Path
 from maml.config import registry
 from maml.config.parser import Parser, add_trust, at_least
 from maml.config.presets import with_values
-from maml.config.saved import believed
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, recorded_content
 from maml.evaluation.scores import of_tasks
 from maml.params import Params
-from maml.run import checkpoint
+from maml.run import checkpoint, directory
 from maml.run.files import Scores
 from maml.run.provenance import other_files
 from maml.run.reading import Run
@@ -46,10 +46,7 @@ def main(arguments: list[str]) -> int:
         raise UserError(f"{options.record}: no record there")
     for folder in folders:
         try:
-            record = recorded.read(folder)
-            if options.trust:
-                record = replace(record, config=believed(record.config))
-            reason, line = _checked(record, options.tasks, options.data_root)
+            reason, line = _checked(recorded.read(folder), options)
         except UserError as error:
             if len(folders) == 1:
                 raise
@@ -60,21 +57,18 @@ def main(arguments: list[str]) -> int:
     return int(wrong > 0)
 
 
-def _checked(record: Run, tasks: int, data_root: str | None) -> tuple[str, str]:
+def _checked(record: Run, options: argparse.Namespace) -> tuple[str, str]:
     """Return what is wrong with a record, or "", and the line to print about it."""
-    here = {} if data_root is None else {"data_root": data_root}
-    config = with_values(record.config, strategy="local", threads=None, device="cpu", **here)
+    here = directory.config_here(record.path, options.data_root, "cpu", trust=options.trust)
+    config = with_values(here, threads=None)
     registry.import_theirs(config)
     if wrong := recorded.other_means(record):
         return wrong, wrong
     too_large = record.made.get("model_bytes", 0) > recorded.MOST_BYTES
     if too_large and not (record.path / RECORDED).is_file():
         return "", "its numbers are those of its tasks; its parameters were too large to be kept"
-    try:
-        params = recorded_content(record.path)["model"]
-    except UserError as error:
-        return str(error), str(error)
-    tasks = min(tasks, len(record.scores))
+    params = recorded_content(record.path)["model"]
+    tasks = min(options.tasks, len(record.scores))
     reason = retested(replace(record, config=config), params, tasks)
     said = [reason or f"{tasks} tasks score what it says"]
     own_files = record.made["starts"][-1].get("own_files", {})

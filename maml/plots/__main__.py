@@ -95,18 +95,15 @@ def pictures(
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Model]]:
     """Return the models of the runs by method; leave out runs whose model cannot be loaded."""
     found: dict[str, list[Model]] = {}
-    refused: dict[str, None] = {}
     for name, run in ((name, run) for name, each in methods.items() for run in each):
         if not checkpoint.last_checkpoint(run.path).exists():
             continue
         try:
             model = load(run.path, trust=trust)
         except UserError as error:
-            refused[str(error)] = None
+            print(f"left out: pictures of the model: {error}", file=sys.stderr, flush=True)
         else:
             found.setdefault(name, []).append(model)
-    for why in refused:
-        print(f"left out: pictures of the model: {why}", file=sys.stderr, flush=True)
     return found
 
 

@@ -211,16 +211,13 @@ def _study(file: SweepFile, past: Sequence[FrozenTrial], seed: int) -> optuna.St
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction=file.goal, sampler=sampler)
     for trial in past:
-        # `ask` would return a waiting trial: one that an earlier version stopped, or that failed.
-        # ValueError: the file had wider bounds before.
-        if trial.state != TrialState.WAITING:
-            with contextlib.suppress(ValueError):
-                study.add_trial(
-                    create_trial(
-                        state=trial.state, values=trial.values, params=trial.params,
-                        distributions=file.space,
-                    )
-                )  # fmt: skip
+        with contextlib.suppress(ValueError):  # the file had wider bounds before
+            study.add_trial(
+                create_trial(
+                    state=trial.state, values=trial.values, params=trial.params,
+                    distributions=file.space,
+                )
+            )  # fmt: skip
     return study
 
 

@@ -47,8 +47,6 @@ def read(asked: str, metric: str | None) -> Arm:
     for regressions the loss.
     """
     path, text = _split(asked)
-    if not path.is_dir():
-        raise UserError(f"{path} is no folder")
     points: dict[Path, dict[str, Any]] = {}
     if (path / "journal.log").is_file():
         # Imported here, because most comparisons involve no sweep and need no Optuna.

@@ -175,8 +175,8 @@ def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
     ("sides", "says"),
     [
         (["{}/trials/0", "{}/trials/0"], "named twice"),
-        (["{}/trials/0", "{}/nowhere"], "nowhere is no folder"),
-        (["{}/trials/0", "~no-such/x"], "~no-such/x is no folder"),
+        (["{}/trials/0", "{}/nowhere"], "nowhere: no run directory"),
+        (["{}/trials/0", "~no-such/x"], "~no-such/x: no run directory"),
         (["{}/trials/0", "{}"], "differ in inner_lr: name one, as in .*:inner_lr=0.1"),
         (["{}/trials/0", "{}:inner=0.7"], "no run has a value named inner"),
         (["{}/trials/0", "{}/trials/1"], r"no seed in common.*\[1\] and \[0\]"),

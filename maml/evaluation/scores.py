@@ -220,9 +220,9 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
 
     first, second = ("", "non_transductive_") if transductive else ("non_transductive_", "")
     names = {"": "transductive", "non_transductive_": "non-transductive"}
-    said = f"{shown(first)} ({names[first]}), {shown(second)} ({names[second]})"
-    if metric != "accuracy":
-        said = shown("")
+    said = shown(first)
+    if metric == "accuracy":
+        said += f" ({names[first]}), {shown(second)} ({names[second]})"
     own = [name for name in result if f"{name}_ci95" in result and name not in OURS]
     for name in filterfalse(is_taken, own):
         ci95 = result[f"{first}{name}_ci95"]

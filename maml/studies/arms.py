@@ -87,7 +87,9 @@ def arm_of(name: str, runs: list[Run], metric: str | None = None) -> Arm:
     for run in runs:
         if other := other_tasks(runs[0], run):
             raise UserError(f"{name}: its runs were not all tested on the same tasks: {other}")
-        columns = next(iter(run.scores.values()), {})
+        if not run.scores:
+            raise UserError(f"{run.path / TESTED}: it has no rows")
+        columns = next(iter(run.scores.values()))
         scored_by = metric or headline(columns)
         column = metric or run.headline + scored_by
         for (split, seed, index), row in run.scores.items():

@@ -11,6 +11,7 @@ from PIL import Image
 from maml import evaluate
 from maml.config.presets import with_values
 from maml.errors import UserError
+from maml.evaluation.scores import summary
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
 from tests.runs import glyphs, last, result, sinusoid, supervised, train
@@ -104,6 +105,10 @@ def test_transductive_chooses_the_headline(tmp_path: Path) -> None:
     assert no["accuracy"] == no["non_transductive_accuracy"] == yes["non_transductive_accuracy"]
     assert yes["accuracy"] != no["accuracy"]
     assert (yes["transductive"], no["transductive"]) == (True, False)
+    losses = {"loss": 1.0, "loss_ci95": 0.1}
+    losses |= {f"non_transductive_{name}": 2 * value for name, value in losses.items()}
+    said = summary({"split": "test", "tasks": 8, **losses}, sinusoid(), transductive=False)
+    assert said.startswith("test loss 2.00 ± 0.20: mean")
 
 
 def test_folder(tmp_path: Path) -> None:

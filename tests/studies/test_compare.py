@@ -186,6 +186,7 @@ def test_values_may_be_those_of_a_sweep_or_have_commas(tmp_path: Path) -> None:
         ),
         (["{}/trials/0", "{}/batches"], "they are batches for the first and episodes for"),
         (["{}/trials/0", "{}/loss"], "/loss is scored by loss and .*/0 by accuracy: give --metric"),
+        (["{}/trials/0", "{}/empty"], "/empty/0/test_tasks.csv: it has no rows"),
         (["{}/trials/0", "{}/twice"], "two runs have seed 0"),
         (["{}/mine/0", "{}/mine/1"], "not tested on the same tasks: their images differ"),
         (["{}/mine", "{}/mine/1"], "its runs were not all tested on the same tasks: their images"),
@@ -196,6 +197,7 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     made(there / "shots" / "0", shots=5)
     made(there / "batches" / "0", learner="supervised")
     write_tasks(made(there / "loss" / "0"), "test", 0, NAMES[:1], [[0.5], [0.6]])
+    write_tasks(made(there / "empty" / "0"), "test", 0, NAMES, [])
     made(there / "twice" / "0")
     made(there / "twice" / "1")
     # Runs with a user's own images. Their results say which images these were.

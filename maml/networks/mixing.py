@@ -7,11 +7,11 @@ To find it, we compare the network's outputs for a set with its outputs for part
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from maml.networks.calls import alone_with, apply
 from maml.networks.loss import is_ours
 from maml.networks.ordinary import Ordinary, switched, tensors
-from maml.networks.statistics import Statistics
 from maml.params import Params, in_float64
 
 NUDGE = 0.1
@@ -53,14 +53,11 @@ def _mixes(network: nn.Module, params: Params, x: Tensor) -> bool:
     }
     places = torch.arange(len(x), device=x.device)
     for at in (params, nudged):
-
-        def call(x: Tensor, used: Statistics = (), at: Params = at) -> tuple[Tensor, Statistics]:
-            # Copies, because a network may write into its buffers.
-            return apply(network, {n: t.clone() for n, t in at.items()}, x, used or None)
-
-        whole, used = call(x)
+        # Copies, because a network may write into its buffers.
+        whole, used = apply(network, tree_map(torch.clone, at), x)
         for half in (*places.tensor_split(2), places[::2], places[1::2]):
-            if not _same(call(x[half], used)[0], whole[half]):
+            part, _ = apply(network, tree_map(torch.clone, at), x[half], used or None)
+            if not _same(part, whole[half]):
                 return True
     return False
 

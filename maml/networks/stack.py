@@ -305,23 +305,15 @@ def _vjp(
     function: Callable[..., tuple[Tensor, ...]], inputs: Tensors, cotangents: Tensors
 ) -> list[Tensor | None]:
     """Return the derivative by each input that is not None; a None cotangent means zero."""
-    there = [i for i, each in enumerate(inputs) if each is not None]
-
-    def of_there(*own: Tensor) -> tuple[Tensor, ...]:
-        every = list(inputs)
-        for i, each in zip(there, own, strict=True):
-            every[i] = each
-        return function(*every)
-
-    outputs, pull_back, *_ = torch.func.vjp(of_there, *(inputs[i] for i in there))
-    found: list[Tensor | None] = [None] * len(inputs)
+    places = range(len(inputs))
+    there = {i: inputs[i] for i in places if inputs[i] is not None}
+    outputs, pull_back, *_ = torch.func.vjp(lambda own: function(*map(own.get, places)), there)
     whole = tuple(
         torch.zeros_like(output) if cotangent is None else cotangent
         for output, cotangent in zip(outputs, cotangents, strict=True)
     )
-    for i, each in zip(there, pull_back(whole), strict=True):
-        found[i] = each
-    return found
+    (found,) = pull_back(whole)
+    return [found.get(i) for i in places]
 
 
 # ---- one tiny task by kernels and torch, before a process uses the kernels -----------------------

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -108,8 +109,6 @@ def whole(given: Any, what: str) -> int:
 
 def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:
     """Return images as an array of any shape and type. PIL images get the model's size and mode."""
-    from PIL import Image
-
     if isinstance(given, (Image.Image, str, Path)):
         given = [given]
     many = given if isinstance(given, (list, tuple)) else []
@@ -127,8 +126,6 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
 
 def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
     """Return a PIL image, or a file that PIL opens, in the size and mode of the model's images."""
-    from PIL import Image
-
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):

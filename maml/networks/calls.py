@@ -66,11 +66,10 @@ def apply(
     # determine the precision, because they may be integers.
     exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
 
-    def made_exact(output: Any) -> Any:
-        is_number = isinstance(output, Tensor) and output.is_floating_point()
-        return output.to(exact) if is_number and exact is not None else output
+    def made_exact(output: Tensor) -> Tensor:
+        return output.to(exact) if output.is_floating_point() and exact is not None else output
 
-    return pytree.tree_map(made_exact, outputs), used
+    return pytree.tree_map_only(Tensor, made_exact, outputs), used
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from datasets.words import counted
 from maml.config import registry
 from maml.config.presets import title, with_values
 from maml.errors import UserError
-from maml.evaluation.best import RECORDED, content_of, recorded_content
+from maml.evaluation.best import RECORDED, content_of
 from maml.learners import Learner, build_learner
 from maml.learners.objectives import REGRESSION
 from maml.library import inputs
@@ -65,11 +65,9 @@ def load(
     read = directory.read_config(run_dir, trust=trust)
     config = with_values(read, strategy="local", device=device)
     registry.import_theirs(config)
-    if file is None:
+    if file is None or file.name == RECORDED:
         wanted = None if iteration is None else str(iteration)
         saved = content_of(run_dir, wanted, transductive=config.transductive, flag="iteration")
-    elif file.name == RECORDED:
-        saved = recorded_content(run_dir)
     else:
         saved = checkpoint.load(file)
     learner = build_learner(config)

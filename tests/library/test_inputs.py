@@ -122,6 +122,7 @@ def test_accuracy_is_of_classes_where_they_are() -> None:
         (of_words, last, ignored, {"accuracy": 1.0}),
         (of_words, last, half, {"accuracy": 0.5}),
         (None, last.flatten(1, 2), ignored.flatten(1), {"accuracy": 1.0}),
+        (nn.CrossEntropyLoss(), last.flatten(1, 2), y.flatten(1), {"accuracy": 1.0}),
         (lambda outputs, y: (outputs[:, 0] - y).square().mean(), y[..., :1] * 1.0, y[..., 0], {}),
     ]
     for loss, x, labels, expected in cases:

@@ -291,9 +291,7 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
         tmp_path,
     )  # fmt: skip
     model, after = maml.load(tmp_path, iteration=1), maml.load(tmp_path, iteration=2).meta_params
-    ways, shots = model.config.ways, model.config.shots
-    request = {"ways": ways, "shots": shots, "queries": 2, "dtype": torch.float64}
-    episodes = maml.episodes("glyphs", "train", **request)
+    episodes = model.episodes("train", training=True)
     assert dict(model.learner.named_parameters()).keys() == after.keys()
     task = model.episodes("test").task(0)
     adapted = model.adapt(task.support_x, task.support_y)
@@ -383,7 +381,6 @@ def test_images_at_hand_are_a_data_set(tasks: maml.Tasks) -> None:
     assert torch.equal(again.query_x, task.query_x)
     for data, more, says in (
         ("glyphs", {"split": "test", "wayz": 3}, "wayz: no option of data 'glyphs', which takes"),
-        ("glyph", {"split": "test"}, "data glyph: unknown"),
         ("glyphs", {"split": "test", "shots": 30}, "shots 30"),
         ({"a": np.zeros((4, 9, 9))}, {}, "class a of train is float64"),
         (images, {"image_size": 9}, "image_size: no option of data at hand, which takes dtype"),

@@ -19,7 +19,7 @@ from tests.library.own_networks import by_loop, dense, made
 @pytest.mark.parametrize("derives", [False, True])
 def test_what_threads_would_share_is_computed_by_one(derives: bool) -> None:
     """Outputs that a loss keeps meanwhile, and torch's levels of forward derivatives."""
-    kept, calls = dict[str, Tensor](), list[float]()
+    kept = dict[str, Tensor]()
 
     def halved(outputs: Tensor) -> Tensor:
         time.sleep(0.01)
@@ -30,7 +30,6 @@ def test_what_threads_would_share_is_computed_by_one(derives: bool) -> None:
             ones = torch.ones_like(outputs)
             return F.cross_entropy(torch.func.jvp(halved, (outputs,), (ones,))[1], y)
         kept["outputs"] = outputs
-        calls.append(time.monotonic())
         time.sleep(0.01)
         return F.cross_entropy(kept["outputs"], y)
 

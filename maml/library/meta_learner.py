@@ -212,8 +212,6 @@ class MetaLearner(checking.Waiting):
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield (learner, indices of its tasks), one for each number of classes if that matters."""
-        if not tasks:
-            return
         # The program's learners (without `_loss`) may get mini-batches, which have no support set.
         empty = [i for i, task in enumerate(tasks) if not task.support_y.shape[1]]
         if empty and self._loss is not None:

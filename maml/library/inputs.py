@@ -258,14 +258,13 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
                 f"{what}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "
                 "give both as one dtype"
             )
-    for name, x in _named(task):
         part = name.partition("_")[0]
         y = getattr(task, f"{part}_y")
-        if x.dim() < 2 or y.dim() < 2:
-            shapes = f"{name} is {list(x.shape[1:])} and {part}_y {list(y.shape[1:])}"
+        if tensor.dim() < 2 or y.dim() < 2:
+            shapes = f"{name} is {list(tensor.shape[1:])} and {part}_y {list(y.shape[1:])}"
             raise UserError(f"{what}: {shapes}; give [E, …] each, an entry for each example")
-        if x.shape[:2] != y.shape[:2]:
-            counts = f"{name} has {x.shape[1]} examples, and {part}_y {y.shape[1]} targets"
+        if tensor.shape[:2] != y.shape[:2]:
+            counts = f"{name} has {tensor.shape[1]} examples, and {part}_y {y.shape[1]} targets"
             raise UserError(f"{what}: {counts}")
     if not task.query_y.shape[1]:
         raise UserError(f"{what}: query_x is empty: a loss is of its examples")

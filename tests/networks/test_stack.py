@@ -14,6 +14,7 @@ from maml.learners.maml import MAML
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import Stack, features, stack_of
+from maml.networks.tasks import of_each_task
 from maml.params import Params, without_prefix
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand
@@ -46,11 +47,7 @@ def case(shape: Shape, per_task: Callable[[int], bool]) -> tuple[list[Tensor], T
 
 def by_torch(stack: Stack, x: Tensor, given: Tensor | None, weights: list[Tensor]) -> Any:
     """Return what `features` returns, of one set ``[E, …]`` or of each task's."""
-    if x.dim() == 4:
-        return stack.plain(x, given, *weights)
-    dims = [0 if w.dim() > rank else None for w, rank in zip(weights, stack.ranks, strict=True)]
-    each = torch.func.vmap(stack.plain, in_dims=(0, None if given is None else 0, *dims))
-    return each(x, given, *weights)
+    return of_each_task(stack.plain, (4, 3, *stack.ranks))(x, given, *weights)
 
 
 def assert_equal(found: Any, wanted: Any) -> None:

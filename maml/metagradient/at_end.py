@@ -19,7 +19,6 @@ the same way: in the released code from task to task, here towards the mean over
 order of the tasks does not matter.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -48,16 +47,11 @@ def at_solution(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer
     at, _ = adapt(problem, tasks, derivatives)
     query = derivatives.gradient("query", at, tasks, last, again=False)
     point: Any = None
-    n_products = cg_steps + bool(problem.fixed)
-    if n_products:
+    if cg_steps or problem.fixed:
         point = derivatives.gradient("support", at, tasks, last, again=True).point
 
-    calls = itertools.count(1)
-
     def product(vector: Params) -> Params:
-        # Called once for each step; the last product uses up the point.
-        again = next(calls) < n_products
-        curved = derivatives.hessian_vector(point, vector, total=False, again=again)
+        curved = derivatives.hessian_vector(point, vector, total=False, again=True)
         return {
             name: torch.add((1 + damping) * tensor, curved[name], alpha=1 / cg_lambda)
             for name, tensor in vector.items()

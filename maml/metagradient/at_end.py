@@ -132,15 +132,11 @@ def displaced(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
     start = derivatives.laid_out(problem.start)
     apart = {name: sum_rows(tensor - at[name]) for name, tensor in start.items()}
     of_moment: Params = {}
-    if problem.second_moment is not None:
-        of_moment = _moved(problem.second_moment, state.second, len(query.losses))
+    if (first := problem.second_moment) is not None:
+        n, end = len(query.losses), state.second
+        total = {name: n * t - sum_rows(end.total[name]) for name, t in first.total.items()}
+        of_moment = by_name(Moment(total, n * (first.weight - end.weight)))
     still = {name: torch.zeros_like(tensor) for name, tensor in problem.fixed.items()}
     rates: list[Params] = [{} for _ in problem.rates or ()]
     gradients = Tensors(apart, still, rates, [], second_moment=of_moment)
     return Outer(gradients, query.losses, query.outputs)
-
-
-def _moved(start: Moment, end: Moment, n_tasks: int) -> Params:
-    """Return a second moment's start − end, summed over B tasks, in the form of `by_name`."""
-    total = {name: n_tasks * t - sum_rows(end.total[name]) for name, t in start.total.items()}
-    return by_name(Moment(total, n_tasks * (start.weight - end.weight)))

@@ -107,10 +107,8 @@ def _read_by_updates(start: Params, transform: Transform, read: set[str]) -> set
 
 def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], set[str]]:
     """Return the names that a loss reads on a batch of one, and those of them that kernels read."""
-    params = {
-        name: tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
-        for name, tensor in problem.params(problem.start, step).items()
-    }
+    at = problem.params(problem.start, step)
+    params = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
 
     def look() -> Tensor:
         with draws.at(part, step):

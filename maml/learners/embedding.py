@@ -43,11 +43,7 @@ class Embedding(NoAdaptation):
     The problem has no inner step. The outer loss is the cross-entropy of the queries. In training,
     support and query set go through the network as one batch, and batch norms use this batch's
     statistics, as in the released code of both learners here. Transductive outputs use the same
-    batch. Non-transductive outputs normalise both sets by the support set's statistics. The
-    released codes test with running statistics of training, but this project keeps no running
-    statistics.
-
-    Training may have other ways and shots than the test: ``--train-ways``, ``--train-shots``.
+    batch. Non-transductive outputs normalise both sets by the support set's statistics.
     """
 
     any_ways = any_outputs = True

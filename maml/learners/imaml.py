@@ -55,9 +55,7 @@ class IMAML(MAML):
     The inner loop minimises the support loss plus λ/2 ‖φ − θ‖² (equation 3). λ is ``--proximal`` in
     training. At test λ is the same, unless ``--eval-proximal`` sets another value.
 
-    The released code differs, and presets that claim its command follow the code. It takes plain
-    steps and then one step of only the pull (``--pull end``). Its solver divides H by λ + 10
-    (``--cg-lambda 12``). It tests without a pull (``--eval-proximal 0``).
+    The released code differs; docs/learners.md has the flags with which presets follow it.
     """
 
     def problem(self, meta_params: Params, steps: int) -> Problem:

@@ -44,21 +44,13 @@ class Flags:
 
 
 class MAMLpp(MAML):
-    """MAML with the changes that MAML++ makes to the inner problem. Each change has a flag.
+    """MAML with the changes that MAML++ makes to the inner problem, each with one of the `Flags`.
 
-    - ``--lslr``: a learned rate α for each tensor and step, which begins at ``--inner-lr`` (LSLR,
-      section 4, equation 4).
-    - ``--per-step-norm``: a scale γ and a shift β of the batch norms for each step (BNWB). The
-      inner loop does not adapt γ and β. The query loss after a step uses that step's γ and β.
-    - ``--msl-epochs``: the weighted query losses of all steps (MSL, equation 3) in the first
-      epochs; see `weights_of`.
-    - ``--first-order-epochs``: the first-order gradient in the first epochs (DA). The paper has 50;
-      the released configurations have none.
-
-    An epoch is ``--iterations-per-epoch`` iterations. Other parts of MAML++ are not in the learner:
-    the cosine schedule is ``--meta-schedule cosine``, leaky ReLU is ``--leak``. The released batch
-    norms keep running statistics for each step. These never reach an output, because the layers
-    always normalise by the current batch. So this class keeps no running statistics.
+    In the paper they are LSLR (``--lslr``: section 4, equation 4), BNWB (``--per-step-norm``), MSL
+    (``--msl-epochs``: equation 3) and DA (``--first-order-epochs``); docs/learners.md has the flags
+    of its other parts. The inner loop does not adapt the norms' values of a step, and the query
+    loss after the step uses them. The released batch norms keep running statistics for each step.
+    These never reach an output, because the layers always normalise by the current batch.
 
     If evaluation takes more steps than training, the further steps use the rates and norms of the
     last training step.

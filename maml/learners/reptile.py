@@ -54,19 +54,13 @@ class Flags:
 class Reptile(MAML):
     """Initial weights whose gradient is the inner loop's displacement of them, reversed.
 
-    The outer loop's SGD with ``--meta-lr 1 --meta-schedule linear`` is the paper's meta-step, which
-    falls linearly from 1 to 0 (section 6.1). The inner loop takes mini-batches of the support set
-    (``--inner-batch``). As in the released code, they run through one random order after another.
-    Each training task's support set has its own random order. The order of a pass has an address
-    as well (the seed, the pass). The query set serves only for reports.
+    The inner loop takes mini-batches of the support set (``--inner-batch``), which run through one
+    random order after another. Each training task's support set has its own random order. The order
+    of a pass has an address as well (the seed, the pass). The query set serves only for reports.
 
-    The released code's inner Adam (``--inner-optimizer adam0``: β₁ is 0) keeps its second moment
-    from task to task. ``--keep-moment`` keeps the second moment as a meta-parameter, so that the
-    order of tasks makes no difference. Each task begins with this moment. The meta-step moves the
-    moment towards the mean, over tasks, of the final moments. Tests begin with the moment too, as
-    if losses were sums over a mini-batch, as in the released code: if a test's mini-batches are
-    half as large as in training, its steps are half as long. Without the flag, each task begins
-    without a moment. Then each step moves all weights about equally, even if a task is learned.
+    ``--keep-moment`` makes the second moment of the inner Adam a meta-parameter, with which each
+    task begins, also at test. The meta-step moves it towards the mean over tasks of the final
+    moments. docs/learners.md has the protocol of the released code, and what differs here.
     """
 
     def __init__(self, config: Config, given: Given | None = None) -> None:

@@ -15,8 +15,7 @@ a learned weight decay, the implicit function theorem gives the gradient
 `displaced`: Reptile (Nichol et al. 2018, arXiv:1803.02999, algorithm 1) moves the start θ towards
 the end φ of a task's inner loop. This is a step along θ − φ: the gradient of ½ ‖θ − φ‖² with φ as
 a constant. Nothing is differentiated. If Adam's second moment has a given start, the start moves in
-the same way: in the released code from task to task, here towards the mean over tasks, so that the
-order of the tasks does not matter.
+the same way, towards the mean over tasks.
 """
 
 from collections.abc import Callable

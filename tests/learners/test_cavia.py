@@ -1,6 +1,7 @@
 """CAVIA against networks that take their context in other ways, and by hand."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ import maml
 from maml.errors import UserError
 from maml.metagradient.problem import Problem
 from maml.params import Params
-from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
 from tests.runs import worker_of
@@ -19,12 +19,8 @@ from tests.runs import worker_of
 IDS = torch.tensor([3, 11, 12])
 
 
-def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
-    values = {
-        "learner": "cavia", "filters": 8, "inner_steps": 2, "context": 6,
-        "inner_lr": 1.0, **changes,
-    }  # fmt: skip
-    return worker_of(preset, **values)
+GLYPHS, SINUSOID = "maml-glyphs-5way-1shot", "maml-sinusoid-10shot"
+make_worker = partial(worker_of, learner="cavia", filters=8, inner_steps=2, context=6, inner_lr=1.0)
 
 
 def film(leaves: Params, context: Tensor, x: Tensor) -> Tensor:
@@ -52,9 +48,6 @@ def appended(leaves: Params, context: Tensor, x: Tensor) -> Tensor:
     x = F.relu(F.linear(x, first, leaves[names[0] + "bias"]))
     x = F.relu(F.linear(x, leaves[names[1] + "weight"], leaves[names[1] + "bias"]))
     return F.linear(x, leaves[names[2] + "weight"], leaves[names[2] + "bias"])
-
-
-GLYPHS, SINUSOID = "maml-glyphs-5way-1shot", "maml-sinusoid-10shot"
 
 
 @pytest.mark.parametrize(
@@ -103,15 +96,15 @@ class Nowhere(Ordinary):
 
 def test_a_network_of_ones_own_says_where_it_goes() -> None:
     """It names a layer of its own class."""
-    worker = make_worker(network=f"{__name__}:Ordinary")
+    worker = make_worker(GLYPHS, network=f"{__name__}:Ordinary")
     params = worker.learner.meta_parameters()
     assert params["modulation"].shape == (8, 6)
     found = worker.share(params, IDS, worker.learner)
     assert found.gradients["modulation"].abs().max() > 1e-6
     with pytest.raises(UserError, match="its context_layer, nrom, is no batch norm with a scale"):
-        make_worker(network=f"{__name__}:Nowhere")
+        make_worker(GLYPHS, network=f"{__name__}:Nowhere")
     with pytest.raises(UserError, match="--network lenet does not say where a context goes"):
-        make_worker(network="lenet")
+        make_worker(GLYPHS, network="lenet")
 
 
 @pytest.mark.parametrize("layer", ["0", "2", "3"])

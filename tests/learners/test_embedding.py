@@ -1,5 +1,7 @@
 """Learners with a classifier in closed form on a network's features: ProtoNet and R2D2."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,6 @@ from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.learners.embedding import Embedding
-from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import oracle
 from tests.runs import worker_of
@@ -15,9 +16,7 @@ from tests.runs import worker_of
 IDS = torch.tensor([3, 11, 12])
 
 
-def make_worker(learner: str, **changes: object) -> Worker:
-    values = {"learner": learner, "filters": 8, "shots": 2, **changes}
-    return worker_of("protonet-glyphs-5way-1shot", **values)
+make_worker = partial(worker_of, "protonet-glyphs-5way-1shot", filters=8, shots=2)
 
 
 def some_features(learner: Embedding) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,7 +30,7 @@ def some_features(learner: Embedding) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_protonet_is_learn2learn_s() -> None:
     """It is also a linear classifier: logits 2 c·f − ‖c‖² + a constant (paper, section 2.4)."""
-    learner = make_worker("protonet").learner
+    learner = make_worker().learner
     assert isinstance(learner, Embedding)
     support, labels, query = some_features(learner)
     found = learner.logits({}, support, F.one_hot(labels).double(), query)
@@ -44,7 +43,7 @@ def test_protonet_is_learn2learn_s() -> None:
 
 def test_r2d2_minimises_the_ridge_loss() -> None:
     """The gradient of mean ‖x W + b − y‖² + λ ‖(W, b)‖² is zero at the solution."""
-    learner = make_worker("r2d2").learner
+    learner = make_worker(learner="r2d2").learner
     assert isinstance(learner, Embedding)
     support, labels, query = some_features(learner)
     y, log_lambda, alpha = F.one_hot(labels).double(), torch.tensor(-1.3).double(), 2.5
@@ -66,7 +65,7 @@ def test_r2d2_minimises_the_ridge_loss() -> None:
 def test_gradient_and_answers_by_hand(learner: str, kernels: str) -> None:
     """Train at other ways and shots, both sets in one batch; check each answer's statistics."""
     episodes = {"train_ways": 7, "train_shots": 1, "queries": 2, "eval_queries": 3}
-    worker = make_worker(learner, kernels=kernels, **episodes)
+    worker = make_worker(learner=learner, kernels=kernels, **episodes)
     own = worker.learner
     assert isinstance(own, Embedding)
     own.prepare(torch.device("cpu"))  # refuses what kernels do not serve
@@ -117,9 +116,9 @@ class Headless(nn.Module):
 def test_what_has_no_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     line = r'--network .*:Headless does not say which its output .*, or "" if its outputs are fea'
     with pytest.raises(UserError, match=line):
-        make_worker("protonet", network=f"{__name__}:Headless")
+        make_worker(network=f"{__name__}:Headless")
     monkeypatch.setattr(Headless, "head_prefix", "")
-    network = make_worker("protonet", network=f"{__name__}:Headless").learner.network
+    network = make_worker(network=f"{__name__}:Headless").learner.network
     assert any(isinstance(layer, nn.Linear) for layer in network.modules())
     with pytest.raises(UserError, match="--data sinusoid: its targets are no classes"):
         worker_of("maml-sinusoid-10shot", learner="r2d2")

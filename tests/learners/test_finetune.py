@@ -1,5 +1,7 @@
 """The baselines: a classifier whose features serve new classes, and no adaptation at all."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,15 +12,12 @@ from datasets.tasks import Task
 from maml.learners.finetune import Finetune
 from maml.networks.statistics import Statistics
 from maml.params import Params
-from maml.worker import Worker
 from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11])
 
 
-def make_worker(**changes: object) -> Worker:
-    values = {"filters": 8, "shots": 2, **changes}
-    return worker_of("finetune-glyphs-5way-1shot", **values)
+make_worker = partial(worker_of, "finetune-glyphs-5way-1shot", filters=8, shots=2)
 
 
 def test_it_learns_the_training_classes() -> None:

@@ -1,5 +1,6 @@
 """iMAML's meta-gradient and its parts against closed forms and the unrolled inner loop."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,12 +21,10 @@ IDS = torch.tensor([3, 11, 12, 40, 7])
 PROXIMAL = 2.0
 
 
-def make_worker(**changes: object) -> Worker:
-    values = {
-        "learner": "imaml", "task_batch": 3, "inner_lr": 0.1, "inner_steps": 4,
-        "kernels": "torch", "filters": 16, "proximal": PROXIMAL, **changes,
-    }  # fmt: skip
-    return worker_of("maml-sinusoid-10shot", **values)
+make_worker = partial(
+    worker_of, "maml-sinusoid-10shot", learner="imaml", task_batch=3, inner_lr=0.1, inner_steps=4,
+    proximal=PROXIMAL,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("damping", [0.0, 1.0])

@@ -1,5 +1,7 @@
 """MAML's own flags, against a plain loop."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,6 @@ from maml.config.cli import parse
 from maml.errors import UserError
 from maml.learners import build_learner
 from maml.metagradient.problem import Problem
-from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import by_hand, losses_of
 from tests.runs import worker_of
@@ -17,9 +18,7 @@ from tests.runs import worker_of
 IDS = torch.tensor([3, 11, 12])
 
 
-def make_worker(learner: str, **changes: object) -> Worker:
-    values = {"learner": learner, "filters": 8, "inner_steps": 2, "inner_lr": 0.1, **changes}
-    return worker_of("maml-glyphs-5way-1shot", **values)
+make_worker = partial(worker_of, "maml-glyphs-5way-1shot", filters=8, inner_steps=2, inner_lr=0.1)
 
 
 def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
     ids=str,
 )
 def test_smoothed_labels_equal_a_plain_loop(learner: str, way: dict[str, object]) -> None:
-    worker = make_worker(learner, label_smoothing=0.3, **way)
+    worker = make_worker(learner=learner, label_smoothing=0.3, **way)
     own = worker.learner
     params = own.meta_parameters()
     weights = own.network_weights(params)
@@ -59,7 +58,7 @@ def test_smoothed_labels_equal_a_plain_loop(learner: str, way: dict[str, object]
 
 def test_scores_are_not_smoothed() -> None:
     """Scores are equal with and without the flag; losses of a learner built on MAML are not."""
-    plain, own = (make_worker("metasgd", label_smoothing=value) for value in (0.0, 0.3))
+    plain, own = (make_worker(learner="metasgd", label_smoothing=value) for value in (0.0, 0.3))
     params, tasks = plain.learner.meta_parameters(), plain.evaluation("test").tasks(IDS)
     answers = plain.learner.predictions(params, tasks, 0)
     scores = [worker.learner.scores(answers, tasks.query_y) for worker in (plain, own)]

@@ -1,5 +1,7 @@
 """MAML++ against a walk by hand, with all of its parts and with any of them turned off."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,14 +16,10 @@ from tests.metagradient.peer import by_hand, losses_of
 from tests.runs import moved, worker_of
 
 STEPS, BATCH = 2, 3
-SMALL = {
-    "filters": 16, "inner_steps": STEPS, "inner_lr": 0.1, "queries": 2,
-    "meta_batch_size": BATCH, "iterations_per_epoch": 2, "msl_epochs": 2, "kernels": "torch",
-}  # fmt: skip
-
-
-def make_worker(**changes: object) -> Worker:
-    return worker_of("mamlpp-glyphs-5way-1shot", **(SMALL | changes))
+make_worker = partial(
+    worker_of, "mamlpp-glyphs-5way-1shot", filters=16, inner_steps=STEPS, inner_lr=0.1, queries=2,
+    meta_batch_size=BATCH, iterations_per_epoch=2, msl_epochs=2, kernels="torch",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("adapt", ["*", "@head,*.norm.bias"])

@@ -1,29 +1,25 @@
 """Meta-Curvature against learn2learn's transforms, plain autograd, and MAML."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from maml.learners.maml import curved
 from maml.metagradient.problem import Problem, Transform
 from maml.params import without_prefix
-from maml.worker import Worker
 from tests.metagradient.peer import by_hand, losses_of, oracle
 from tests.runs import moved, worker_of
 
 IDS = torch.tensor([3, 11, 12])
 
 
-def make_worker(preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
-    values = {
-        "learner": "metacurv", "filters": 16, "inner_steps": 2,
-        "inner_lr": 0.1, **changes,
-    }  # fmt: skip
-    return worker_of(preset, **values)
+make_worker = partial(worker_of, learner="metacurv", filters=16, inner_steps=2, inner_lr=0.1)
 
 
 def test_transforms_as_learn2learn_does() -> None:
     """A convolution, a matrix and a vector; learn2learn names the axes otherwise."""
-    worker = make_worker()
+    worker = make_worker("maml-glyphs-5way-1shot")
     matrices = without_prefix(moved(worker), "curvature.")
     generator = torch.Generator().manual_seed(1)
     for name in ("blocks.1.conv.weight", "head.weight", "head.bias"):

@@ -1,6 +1,7 @@
 """Reptile against PyTorch's optimizers on the same mini-batches."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from maml.metagradient.differentiate import differentiate
 from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.networks.loss import MiniBatches
 from maml.params import without_prefix
-from maml.worker import Worker
 from tests.compiler import needs_compiler
 from tests.runs import worker_of
 
@@ -27,12 +27,10 @@ NO_LOSS: Any = None
 KEPT = {"inner_optimizer": "adam0", "keep_moment": True}
 
 
-def make_worker(**changes: object) -> Worker:
-    values = {
-        "filters": 16, "inner_steps": 5, "train_shots": 3, "inner_batch": 6,
-        "inner_lr": 0.01, "kernels": "torch", **changes,
-    }  # fmt: skip
-    return worker_of("reptile-glyphs-5way-1shot", **values)
+make_worker = partial(
+    worker_of, "reptile-glyphs-5way-1shot", filters=16, inner_steps=5, train_shots=3,
+    inner_batch=6, inner_lr=0.01, kernels="torch",
+)  # fmt: skip
 
 
 def descend(optimizer: Any, learner: Any, task: Task, batch: int, steps: int, of: int = 0) -> None:

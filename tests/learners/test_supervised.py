@@ -1,5 +1,6 @@
 """The supervised learner against plain PyTorch: a module in train mode and autograd."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,15 +11,12 @@ from torch import Tensor, nn
 
 from datasets.tasks import Task
 from maml.learners.objectives import RANKED_CLASSIFICATION
-from maml.worker import Worker
 from tests.runs import worker_of
 
 IDS = torch.tensor([3, 0, 11])
 
 
-def make_worker(**values: Any) -> Worker:
-    small = {"ways": 6, "batch_size": 8, "task_batch": 2}
-    return worker_of("supervised-glyphs-lenet", **(small | values))
+make_worker = partial(worker_of, "supervised-glyphs-lenet", ways=6, batch_size=8, task_batch=2)
 
 
 def test_gradient_is_plain_pytorch_s() -> None:

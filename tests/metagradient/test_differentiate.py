@@ -1,19 +1,19 @@
 """The meta-gradient against another library's, and of any tasks."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from maml.learners.maml import MAML
-from maml.worker import Worker
 from tests.metagradient.peer import oracle
 from tests.runs import worker_of
 
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
-def make_worker(preset: str, **changes: object) -> Worker:
-    return worker_of(preset, **{"task_batch": 3, "inner_steps": 3, **changes})
+make_worker = partial(worker_of, task_batch=3, inner_steps=3)
 
 
 @pytest.mark.parametrize("first_order", [False, True])

@@ -1,6 +1,7 @@
 """Which parameters adapt, and at which rates: --adapt patterns, ANIL, BOIL and Meta-SGD."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.errors import UserError
 from maml.learners.maml import MAML
-from maml.worker import Share, Worker
+from maml.worker import Share
 from tests.compiler import needs_compiler
 from tests.metagradient.peer import assert_near
 from tests.runs import moved, worker_of
@@ -18,12 +19,10 @@ from tests.runs import moved, worker_of
 IDS = torch.tensor([3, 11, 12, 40, 7])
 
 
-def make_worker(learner: str, preset: str = "maml-glyphs-5way-1shot", **changes: object) -> Worker:
-    values = {
-        "task_batch": 3, "inner_steps": 3, "inner_lr": 0.1, "filters": 16,
-        "learner": learner, "kernels": "torch", **changes,
-    }  # fmt: skip
-    return worker_of(preset, **values)
+make_worker = partial(
+    worker_of, "maml-glyphs-5way-1shot", task_batch=3, inner_steps=3, inner_lr=0.1, filters=16,
+    kernels="torch",
+)  # fmt: skip
 
 
 def assert_same(found: Share, expected: Share, within: float = 1e-10) -> None:
@@ -56,7 +55,7 @@ def test_kernels_equal_reverse(loop: str, optimizer: str, within: float) -> None
     The kernels leave out the convolutions' biases, because batch norm cancels them: reverse mode
     has noise for their gradients, which Adam divides by its ε.
     """
-    changes = {"learner": "maml", "inner_optimizer": optimizer, **LOOPS[loop]}
+    changes = {"inner_optimizer": optimizer, **LOOPS[loop]}
     changes["inner_lr"] = 0.1 if optimizer == "sgd" else 0.01
     native = make_worker(**changes, kernels="native")
     reverse = make_worker(**changes, meta_gradient="reverse")
@@ -77,7 +76,7 @@ def test_kernels_equal_reverse(loop: str, optimizer: str, within: float) -> None
 )
 def test_anil_adapts_the_output_layer_alone(preset: str, network: str) -> None:
     """The whole layer: its matrix and its bias, which are the network's last tensors."""
-    learner = make_worker("anil", preset, network=network).learner
+    learner = worker_of(preset, learner="anil", kernels="torch", network=network).learner
     assert isinstance(learner, MAML)
     names = list(learner.network_weights(learner.meta_parameters()))
     assert list(learner.adapting) == names[-2:]
@@ -115,7 +114,7 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
     The size of one step shows the rate; and both ways back agree.
     """
     changes = {"network": f"{__name__}:LowRank", "adapt": pattern, "inner_steps": 2}
-    worker = make_worker("maml", **changes)
+    worker = make_worker(**changes)
     params = worker.learner.meta_parameters()
     tasks = worker.training.tasks(IDS[:1])
     task = Task(*(tensor[0] for tensor in tasks))
@@ -128,7 +127,7 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
     for name, weight in weights.items():
         rate = moving.get(name.removeprefix("module."), 0.0)
         torch.testing.assert_close(adapted[name], weight - 0.1 * rate * by[name])
-    mixed = make_worker("maml", meta_gradient="mixed", **changes)
+    mixed = make_worker(meta_gradient="mixed", **changes)
     assert_same(*(w.share(params, IDS, w.learner) for w in (mixed, worker)))
 
 
@@ -150,4 +149,4 @@ def test_what_adapts_is_a_pattern(pattern: str, moving: dict[str, float]) -> Non
 def test_a_pattern_that_means_nothing_is_one_line(pattern: str, line: str) -> None:
     own = {"network": f"{__name__}:LowRank"} if pattern == "lora_c" else {}
     with pytest.raises(UserError, match=line):
-        make_worker("maml", adapt=pattern, **own)
+        make_worker(adapt=pattern, **own)

@@ -22,8 +22,6 @@ class Made:
     def __call__(self, ids: Tensor) -> Task:
         self.ids.append(ids.tolist())
         self.threads.append(threading.get_ident())
-        if (ids < 0).any():
-            raise ValueError("no such task")
         return Task(*(ids.float() + i for i in range(4)))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
-from maml.metagradient.problem import Outer, Problem, Tensors
+from maml.metagradient.problem import Outer, Problem
 from maml.params import Params
 
 
@@ -52,10 +52,6 @@ def assert_near(found: Params, wanted: Params, within: float = 1e-10) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=within * scale, msg=name)
 
 
-def groups(tensors: Tensors) -> list[Params]:
-    return [tensors.start, tensors.fixed, *tensors.rates, *tensors.step_params, tensors.transform]
-
-
 def update(name: str, weights: Params, gradients: Params, state: dict[str, Any]) -> Params:
     """An inner optimizer's update without its rate, as published; ``state`` is changed."""
     t = state["t"] = state.get("t", 0) + 1
@@ -79,14 +75,9 @@ def by_hand(problem: Problem, tasks: Any, begun: dict[str, Any] | None = None) -
 
     ``begun``: the state of `update` that the single task begins with.
     """
-    tensors = problem.tensors()
-    leaves = [
-        {name: t.detach().clone().requires_grad_() for name, t in group.items()}
-        for group in groups(tensors)
-    ]
-    start, fixed = leaves[0], leaves[1]
-    rates = leaves[2 : 2 + len(tensors.rates)]
-    *of_steps, of_transform = leaves[2 + len(tensors.rates) :]
+    flat, structure = pytree.tree_flatten(problem.tensors())
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in flat]
+    start, fixed, rates, of_steps, of_transform, _ = pytree.tree_unflatten(leaves, structure)
     losses, outputs = [], []
     for i in range(len(pytree.tree_leaves(tasks)[0])):
         task = pytree.tree_map(lambda tensor, i=i: tensor[i], tasks)
@@ -117,13 +108,7 @@ def by_hand(problem: Problem, tasks: Any, begun: dict[str, Any] | None = None) -
             total = total + (float(is_last) if weights is None else weights[step]) * loss
         losses.append(total)
         outputs.append(last.detach())
-    flat = [tensor for group in leaves for tensor in group.values()]
-    found = iter(
-        torch.autograd.grad(
-            torch.stack(losses).sum(), flat, allow_unused=True, materialize_grads=True
-        )
-    )
-    of_groups = [{name: next(found) for name in group} for group in leaves]
-    n = 2 + len(tensors.rates)
-    gradients = Tensors(*of_groups[:2], of_groups[2:n], of_groups[n:-1], of_groups[-1])
+    total = torch.stack(losses).sum()
+    found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+    gradients = pytree.tree_unflatten(found, structure)
     return Outer(gradients, torch.stack(losses).detach(), torch.stack(outputs))

@@ -103,7 +103,8 @@ class _Loop:
         self.v_state: Any = None
         self.of_rates: list[Params] = []
         self.of_steps: list[Params] = []
-        self.of_transform: Params = {}
+        tensors = problem.tensors().transform
+        self.of_transform = {name: torch.zeros_like(t) for name, t in tensors.items()}
         self.pulled_to_start: Params = {}
 
     def _take(self, step: int, at: Params, state: Any, again: bool) -> _Taken:
@@ -176,9 +177,6 @@ class _Loop:
             self.v = {name: weight * tensor for name, tensor in self.v.items()}
             self.losses = weight * self.losses
         del query
-        if problem.transform is not None and not problem.steps:
-            tensors = problem.transform.tensors
-            self.of_transform = {n: torch.zeros_like(t) for n, t in tensors.items()}
         for step in reversed(range(problem.steps)):
             self._back(step)
         v = self.v
@@ -207,7 +205,7 @@ class _Loop:
         if taken.transformed is not None:
             u, more, of_step = taken.transformed.pull_back(u, scale)
             scale, of_weights = 1.0, of_weights | {n: of_weights[n] + t for n, t in more.items()}
-            self.of_transform = {n: t + self.of_transform.get(n, 0) for n, t in of_step.items()}
+            self.of_transform = {n: t + self.of_transform[n] for n, t in of_step.items()}
         self.v, self.v_state = self.v | of_weights, moved.state
         if problem.rates is not None and moved.rates is not None:
             shapes = {name: rate.shape for name, rate in problem.rates[step].items()}

@@ -35,20 +35,17 @@ def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDeriva
     a label is the one that cross-entropy ignores.
     ``heads``: also where only the output layer moves, although its features could be cached.
     """
-    query = problem.query
-    adapts = problem.steps or problem.implicit is not None
-    support = problem.support if adapts else query
+    support, query = problem.support, problem.query
     batches = support if isinstance(support, MiniBatches) else None
     if batches is not None:
         support = batches.loss
-    for loss in (query, support):
-        if not isinstance(loss, NetworkLoss) or loss.loss is not F.cross_entropy:
-            return None
-    assert isinstance(query, NetworkLoss) and isinstance(support, NetworkLoss)
-    if query.part != "query" or (adapts and support.part != "support"):
+    if not isinstance(query, NetworkLoss):
         return None
     network = query.network
-    if support.network is not network:
+    if query != NetworkLoss(network, "query", F.cross_entropy):
+        return None
+    adapts = problem.steps or problem.implicit is not None
+    if adapts and support != NetworkLoss(network, "support", F.cross_entropy):
         return None
     if type(network) is not Conv4 or not _has_its_head(network) or network.why_torch():
         return None

@@ -81,28 +81,6 @@ class Recurrent(nn.Module):
         return self.cells(x)[0][:, -1]
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[:, 0]
-
-
-class Forces(nn.Module):
-    """Minus the gradient of an energy by a tensor that the call makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.energy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
-
-
 WORDS, POINTS, ROWS = "words", (4,), (6, 4)
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
     "padding": (lambda: Embedded(padding_idx=0), WORDS),
@@ -119,8 +97,6 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Any]] = {
                      POINTS),
     "weight norm": (lambda: weight_norm(nn.Linear(4, 4), dim=None), POINTS),
     "lstm": (lambda: Recurrent(nn.LSTM), ROWS),
-    "transformer": (Attending, ROWS),
-    "forces": (Forces, POINTS),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import maml
-from maml.metagradient.batching import NotRepeatedError
 from maml.params import Params
 from tests.metagradient.peer import by_hand
 
@@ -146,13 +145,6 @@ def test_equals_a_loop(name: str, way: Any) -> None:
         for parameter, gradient in expected.items():
             ours, plain = found.gradients[parameter].to_dense(), gradient.to_dense()
             torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12, msg=parameter)
-
-
-def test_what_counts_its_calls_is_refused() -> None:
-    network = Layer(lambda layer, h: h * next(layer.calls))
-    network.calls = iter(range(1, 10**6))  # type: ignore[assignment]
-    with pytest.raises(NotRepeatedError, match="counts its calls, draws by a generator of its"):
-        gradient_of(nn.Sequential(network, nn.Linear(4, 3)).double(), made("no_grad")[1], 1)
 
 
 @pytest.mark.parametrize(

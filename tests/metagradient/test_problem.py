@@ -343,6 +343,9 @@ def test_kernels_are_chosen_by_the_loss() -> None:
     assert native(problem, tasks) is None
 
 
+LEARNED = torch.ones((), requires_grad=True)
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [
@@ -358,14 +361,7 @@ def test_kernels_are_chosen_by_the_loss() -> None:
         ({"fixed": {"i": torch.arange(3)}}, "i is torch.int64: .* must be floating point"),
         ({"implicit": Implicit(3)}, "proximal"),
         ({"displacement": True, "query_weights": [1.0]}, "displacement"),
-        (
-            {
-                "displacement": True,
-                "steps": 1,
-                "rates": [{"a": torch.nn.Parameter(torch.ones(()))}],
-            },
-            "no gradient by the rate of a",
-        ),
+        ({"displacement": True, "rates": [{"a": LEARNED}]}, "no gradient by the rate of a"),
         ({"implicit": Implicit(3), "proximal": 1.0, "order": "first"}, "not with order"),
     ],
 )

@@ -30,14 +30,6 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 
 
-class Step(NamedTuple):
-    """The result of an action: ``state [..., S]``, ``reward [...]``, ``ended [...]`` (bool)."""
-
-    state: Tensor
-    reward: Tensor
-    ended: Tensor
-
-
 class Environment(ABC):
     """Dynamics as a pure function of tensors: any number of environments at once.
 
@@ -56,8 +48,11 @@ class Environment(ABC):
         """Return what a policy sees of ``state [..., S]``: ``[..., O]``, in the state's dtype."""
 
     @abstractmethod
-    def step(self, state: Tensor, action: Tensor) -> Step:
-        """Act once: ``state [..., S]``, ``action`` int64 ``[...]`` or float ``[..., outputs]``."""
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Act once: ``state [..., S]``, ``action`` int64 ``[...]`` or float ``[..., outputs]``.
+
+        Return the next state, the reward ``[...]`` and whether the episode ended, bool ``[...]``.
+        """
 
     @abstractmethod
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:

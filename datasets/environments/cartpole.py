@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.environments.acting import Environment, Step
+from datasets.environments.acting import Environment
 
 COMPONENTS = {
     "cartpole": {
@@ -59,7 +59,7 @@ class CartPole(Environment):
         """Return what moves, rounded to float32 as in gymnasium."""
         return state[..., :4].float().to(state.dtype)
 
-    def step(self, state: Tensor, action: Tensor) -> Step:
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Push right (action 1) or left (0), and advance by one step of Euler's method."""
         x, v, angle, spin, gravity, cart, pole, length, push = state.unbind(-1)
         force = torch.where(action == 1, push, -push)
@@ -72,7 +72,7 @@ class CartPole(Environment):
         moved = (x + TAU * v, v + TAU * speed_up, angle + TAU * spin, spin + TAU * spin_up)
         ended = (moved[0].abs() > X_LIMIT) | (moved[2].abs() > ANGLE_LIMIT)
         after = torch.stack([*moved, gravity, cart, pole, length, push], dim=-1)
-        return Step(after, torch.ones_like(x), ended)
+        return after, torch.ones_like(x), ended
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the standard physics for every task."""

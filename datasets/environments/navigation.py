@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from datasets.environments.acting import Environment, Step
+from datasets.environments.acting import Environment
 
 COMPONENTS = {
     "navigation": {
@@ -35,12 +35,12 @@ class Navigation(Environment):
         """Return the position."""
         return state[..., :2]
 
-    def step(self, state: Tensor, action: Tensor) -> Step:
+    def step(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move by ``action [..., 2]``."""
         at, goal = state[..., :2], state[..., 2:]
         at = at + action.to(at.dtype).clamp(-FASTEST, FASTEST)
         distance = (at - goal).square().sum(-1)
-        return Step(torch.cat([at, goal], dim=-1), -distance, distance < CLOSE**2)
+        return torch.cat([at, goal], dim=-1), -distance, distance < CLOSE**2
 
     def draw_task(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Draw a goal."""

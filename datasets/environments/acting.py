@@ -92,15 +92,11 @@ class Acting(Episodes):
         self.split, self.seed = split, seed
         self.shots, self.queries, self.horizon, self.starts = shots, queries, horizon, starts
 
-    def physics(self, ids: Tensor) -> Tensor:
-        """Return the physics of the tasks with these ids (int64 ``[B]``): float64 ``[B, P]``."""
-        keys = self.keys(ids, "physics", self.seed)
-        draws = addresses.uniforms(keys, self.environment.state_size)
-        return torch.from_numpy(self.environment.draw_task(draws))
-
     def tasks(self, ids: Tensor) -> Task:
         """Return the tasks with these ids (int64 ``[B]``), before any action."""
-        physics = self.physics(ids).numpy()
+        keys = self.keys(ids, "physics", self.seed)
+        draws = addresses.uniforms(keys, self.environment.state_size)
+        physics = self.environment.draw_task(draws)  # [B, P]
         support = self._episodes(ids, "support", self.shots, physics)
         return Task(*support, *self._episodes(ids, "query", self.queries, physics))
 

@@ -81,19 +81,16 @@ def built_once(
 
 
 def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
-    """Map a file, after one check of its digest. Raise :class:`DataError` if the file is bad."""
-    try:
-        status = path.stat()
-        stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
-        if stamp not in _checked:
-            whole.unseal(np.memmap(path, np.uint8, "r").data)
-            _checked.add(stamp)
-        found: Mapped = np.load(path, mmap_mode="r")
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    """Map a file, after one check of its digest. Raise ``ValueError`` if the file is bad."""
+    status = path.stat()
+    stamp = path, status.st_ino, status.st_size, status.st_ctime_ns
+    if stamp not in _checked:
+        whole.unseal(np.memmap(path, np.uint8, "r").data)
+        _checked.add(stamp)
+    found: Mapped = np.load(path, mmap_mode="r")
     if found.shape != shape or found.dtype != np.uint8:
         expected = f"uint8 {list(shape)} is expected"
-        raise DataError(f"{path}: holds {found.dtype} {list(found.shape)} where {expected}")
+        raise ValueError(f"holds {found.dtype} {list(found.shape)} where {expected}")
     return found
 
 

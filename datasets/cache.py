@@ -9,6 +9,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,25 +31,17 @@ Opened = TypeVar("Opened")
 _checked: set[tuple[Path, int, int, int]] = set()  # (path, inode, size, ctime) that passed
 
 
-def cached(
-    name: str, shape: tuple[int, ...], build: Callable[[], Chunks], *, title: str = ""
-) -> Mapped:
+def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks], title: str) -> Mapped:
     """Return the cache's uint8 array ``name``, a path that ends in ``.npy``; build a missing one.
 
-    ``build()`` yields uint8 chunks that fill ``shape`` in order. The builder prints ``title``, if
-    any, to standard error. Raise :class:`DataError` when the cache cannot be written. Errors of
+    ``build()`` yields uint8 chunks that fill ``shape`` in order. The builder prints ``title`` to
+    standard error. Raise :class:`DataError` when the cache cannot be written. Errors of
     ``build`` pass through. In both cases no part of the array is left behind.
     """
     path = cache_root() / name
-
-    def write() -> None:
-        if title:
-            # Print this before build(), because build() may take most of the time.
-            print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
-        _write(path, shape, build(), title)
-
+    opened, write = partial(_map_checked, path, shape), partial(_write, path, shape, build, title)
     try:
-        return built_once(path, lambda: _map_checked(path, shape), write, "built anew")
+        return built_once(path, opened, write, "built anew")
     except OSError as error:
         raise DataError(
             f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
@@ -94,22 +87,23 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
     return found
 
 
-def _write(path: Path, shape: tuple[int, ...], chunks: Chunks, title: str) -> None:
+def _write(path: Path, shape: tuple[int, ...], build: Callable[[], Chunks], title: str) -> None:
     """Write a ``.npy`` file with its digest. The file appears whole or not at all."""
     from tqdm import tqdm
 
+    # Print this before build(), because build() may take most of the time.
+    print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
     # On a full disk, a write raises ENOSPC, but a writable memory map would kill the process.
     size = math.prod(shape)
-    quiet = None if title else True  # None: quiet only without a terminal
     with (
         whole.written(path) as temporary,
         open(temporary, "w+b") as file,
-        tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=quiet) as bar,
+        tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=None) as bar,
     ):
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         begin = file.tell()
-        for chunk in chunks:
+        for chunk in build():
             bar.update(file.write(np.ascontiguousarray(chunk).data))
         file.flush()
         if (written := file.tell() - begin) != size:

@@ -79,6 +79,5 @@ def open_images(data_root: Path) -> Mapped:
         images, of_class = (np.concatenate(both) for both in zip(*parts, strict=True))
         yield images[np.argsort(of_class, kind="stable")].reshape(shape)
 
-    title = "reading CIFAR-100 by class"
     # v1: raise it when the order of the images changes.
-    return cached(f"{_CIFAR}/v1-by-class.npy", shape, by_class, title=title)
+    return cached(f"{_CIFAR}/v1-by-class.npy", shape, by_class, "reading CIFAR-100 by class")

@@ -68,7 +68,7 @@ def open_images(split: str) -> Mapped:
             yield draw(split, np.arange(start, min(start + _CHUNK, count)))
 
     title = f"drawing glyphs ({split})"
-    return cached(f"glyphs/v{VERSION}-{split}-{count}.npy", shape, chunks, title=title)
+    return cached(f"glyphs/v{VERSION}-{split}-{count}.npy", shape, chunks, title)
 
 
 def draw(split: str, classes: NDArray[np.int64]) -> NDArray[np.uint8]:

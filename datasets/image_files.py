@@ -160,7 +160,7 @@ def cached_images(
         f"{name}-{hashlib.blake2b(state, digest_size=12).hexdigest()}.npy",
         shape,
         lambda: itertools.chain.from_iterable(source.chunks() for source in sources),
-        title=title,
+        title,
     )
 
 

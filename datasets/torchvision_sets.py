@@ -94,9 +94,9 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
         images, labels = read_part(name, part, data_root)
         yield np.column_stack([images.reshape(n, values), labels])
 
-    title = f"reading {name} ({part})"
     # v2: raise it when the decoder's output changes.
-    found = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title=title)
+    title = f"reading {name} ({part})"
+    found = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title)
     return found[:, :values].reshape(n, *source.shape), found[:, values]
 
 

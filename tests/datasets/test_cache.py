@@ -30,7 +30,7 @@ def build():
         time.sleep(0.05)
         yield row[None]
 
-print(cached("x/a.npy", (6, 4), build).sum())
+print(cached("x/a.npy", (6, 4), build, "drawing lines").sum())
 """
 
 
@@ -44,11 +44,11 @@ def chunks():
 
 
 def test_built_once_then_mapped(empty_cache, capfd):
-    first = cached("x/a.npy", SHAPE, chunks, title="drawing lines (train)")
+    first = cached("x/a.npy", SHAPE, chunks, "drawing lines (train)")
     said = f"drawing lines (train), once: {empty_cache}/x/a.npy keeps it\n"
     assert isinstance(first, np.memmap) and not first.flags.writeable
     assert (first == VALUES).all()
-    again = cached("x/a.npy", SHAPE, lambda: pytest.fail("built again"), title="drawing")
+    again = cached("x/a.npy", SHAPE, lambda: pytest.fail("built again"), "drawing")
     assert (again == VALUES).all() and capfd.readouterr().err == said
     # An ordinary .npy file, for anyone who wants to carry it elsewhere.
     assert (np.load(empty_cache / "x" / "a.npy") == VALUES).all()
@@ -68,7 +68,7 @@ def test_a_killed_builder_leaves_nothing_that_anyone_uses(empty_cache, tmp_path)
     run([sys.executable, "-c", die, str(tmp_path / "builds")], 120, expect=-signal.SIGKILL)
     assert not (empty_cache / "x" / "a.npy").exists()
     assert len(leftovers(empty_cache)) == 1, "the kill should have come in the middle of the build"
-    assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
+    assert (cached("x/a.npy", SHAPE, chunks, "drawing") == VALUES).all()
     assert leftovers(empty_cache) == ["a.npy"]
 
 
@@ -79,8 +79,9 @@ import resource
 import numpy as np
 from datasets.cache import DataError, cached
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+ones = np.ones((64, 1 << 14), np.uint8)
 try:
-    cached("x/big.npy", (64, 1 << 14), lambda: (np.ones((1, 1 << 14), np.uint8) for _ in range(64)))
+    cached("x/big.npy", ones.shape, lambda: ones, "drawing ones")
 except DataError as error:
     print(error)
 """
@@ -90,7 +91,7 @@ except DataError as error:
     assert leftovers(empty_cache) == []
     monkeypatch.setenv("MAML_CACHE", __file__)
     with pytest.raises(DataError, match=r"a\.npy: cannot write the cache .*\$MAML_CACHE"):
-        cached("x/a.npy", SHAPE, chunks)
+        cached("x/a.npy", SHAPE, chunks, "drawing")
 
 
 DAMAGES = {
@@ -112,8 +113,9 @@ def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, capfd, monkeypatc
     """No flipped bit and no cut is overlooked."""
     monkeypatch.setattr("datasets.whole.BLOCK", 50)
     path = empty_cache / "x" / "a.npy"
-    cached("x/a.npy", SHAPE, chunks)
+    cached("x/a.npy", SHAPE, chunks, "drawing")
     whole = path.read_bytes()
+    capfd.readouterr()
     damages = [(spoil(whole), reason) for spoil, reason in DAMAGES.values()]
     damages += [(whole[:size], "it") for size in range(1, len(whole), 7)]
     for bit in np.random.default_rng(2).choice(8 * len(whole), 50, replace=False):
@@ -123,9 +125,9 @@ def test_a_damaged_file_is_built_anew_and_said_so(empty_cache, capfd, monkeypatc
     for damaged, reason in damages:
         path.write_bytes(damaged)
         cache._checked.clear()  # a clock may be too coarse to tell the two files apart
-        assert (cached("x/a.npy", SHAPE, chunks) == VALUES).all()
+        assert (cached("x/a.npy", SHAPE, chunks, "drawing") == VALUES).all()
         assert path.read_bytes() == whole
-        (line,) = capfd.readouterr().err.splitlines()
+        line, _ = capfd.readouterr().err.splitlines()
         assert re.fullmatch(rf"{path}: .*({reason}).*; it is built anew", line)
 
 
@@ -137,7 +139,8 @@ def broken():
 def test_a_wrong_build_never_enters_the_cache(empty_cache):
     for wrong in (VALUES[:4], np.tile(VALUES, 2), VALUES.astype(np.float32), None):
         with pytest.raises(ValueError, match=r"a\.npy"):
-            cached("x/a.npy", SHAPE, broken if wrong is None else lambda: iter([wrong]))  # noqa: B023
+            build = broken if wrong is None else lambda: iter([wrong])  # noqa: B023
+            cached("x/a.npy", SHAPE, build, "drawing")
         assert leftovers(empty_cache) == []
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets import addresses
-from datasets.cache import Mapped, cached
+from datasets.cache import cached
 from datasets.episodes import ImageClasses
 
 COMPONENTS = {
@@ -52,23 +52,20 @@ _PEN = (0.7, 1.25)
 
 
 def open_classes(split: str, **_unused: object) -> ImageClasses:
-    """Return the glyphs of a split, without rotation; the splits have disjoint classes."""
-    images = open_images(split)
-    return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
+    """Return the glyphs of a split, without rotation; the splits have disjoint classes.
 
-
-def open_images(split: str) -> Mapped:
-    """Map a split's drawings, read-only: uint8 ``[classes, 20, 28, 28]``, ink 255 on paper 0."""
+    The cache has its drawings, uint8 ``[classes, 20, 28, 28]``: ink 255 on paper 0.
+    """
     count = CLASSES[split]
-    shape = (count, DRAWINGS, SIZE, SIZE)
 
     def chunks() -> Iterator[NDArray[np.uint8]]:
         # Draw a few at a time, so that the memory stays small and fits the processor's cache.
         for start in range(0, count, _CHUNK):
             yield draw(split, np.arange(start, min(start + _CHUNK, count)))
 
-    title = f"drawing glyphs ({split})"
-    return cached(f"glyphs/v{VERSION}-{split}-{count}.npy", shape, chunks, title)
+    name, title = f"glyphs/v{VERSION}-{split}-{count}.npy", f"drawing glyphs ({split})"
+    images = cached(name, (count, DRAWINGS, SIZE, SIZE), chunks, title)
+    return ImageClasses.of_equal_size(images, np.arange(count), rotate=False)
 
 
 def draw(split: str, classes: NDArray[np.int64]) -> NDArray[np.uint8]:

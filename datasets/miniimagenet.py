@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from datasets import array_pickle
-from datasets.cache import Mapped
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 from datasets.image_files import Pixels, Source, cached_images, in_folder, in_tar, look, stamp
@@ -38,25 +37,20 @@ Table: TypeAlias = dict[str, set[str]]  # a label, to the names of its files
 
 
 def open_classes(split: str, *, data_root: Path, **_unused: object) -> ImageClasses:
-    """Return the classes of a split, without rotation."""
-    images = open_images(data_root, split)
-    return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
+    """Return the classes of a split, without rotation, in the order of their labels.
 
-
-def open_images(data_root: Path, split: str) -> Mapped:
-    """Map the images of a split, read-only: uint8 ``[classes, 600, 84, 84, 3]``, RGB.
-
-    Classes are in the order of their labels, and images in the order of their file names. Images of
-    a pickle (as published by Ren et al. 2018, arXiv:1803.00676) keep the order of the pickle. So
-    equal pixels make equal tasks, in every form of the files.
+    Images are in the order of their file names. Images of a pickle (as published by Ren et al.
+    2018, arXiv:1803.00676) keep the order of the pickle. So equal pixels make equal tasks, in every
+    form of the files.
     """
     folder = Path(data_root).expanduser() / "miniimagenet"
-    return cached_images(
+    images = cached_images(
         f"miniimagenet/{split}-rgb-lanczos-1",  # raise the 1 when the decoder's output changes
         [_source(folder, split)],
         (CLASSES[split], PER_CLASS, *SHAPE),
         title=f"decoding MiniImageNet ({split})",
     )
+    return ImageClasses.of_equal_size(images, np.arange(len(images)), rotate=False)
 
 
 def _source(folder: Path, split: str) -> Source:

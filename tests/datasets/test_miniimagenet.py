@@ -33,7 +33,8 @@ def others(folder: Path) -> list[Path]:
 
 
 def open_tiny(folder: Path) -> np.ndarray:
-    return miniimagenet.open_images(folder.parent, "validation")
+    found = miniimagenet.open_classes("validation", data_root=folder.parent)
+    return found.images.reshape(len(found.counts), -1, *SHAPE)
 
 
 def not_opened(folder: Path) -> str:

@@ -51,15 +51,14 @@ def many(split): return tasks(split, classes=4)
 def other(split): return tasks(split).dataset
 
 class Episodic(datasets.Episodes):
-    # Tasks of equal sizes, or a list, drawn once each and remembered; task 0 is not drawn.
-    def __init__(self, most):
-        self.__dict__["most"], self.__dict__["drawn"] = most, {}
+    # Tasks of one size as a batch, others as a list, remembered; task 0 is not drawn.
+    def __init__(self): self.__dict__["drawn"] = {}
 
     def __setattr__(self, name, value): raise AttributeError(name)  # as of a frozen dataclass
 
     def one(self, id):
         if id not in self.drawn:
-            self.drawn[id] = self.draw(1 + id % self.most) if id else torch.zeros(2, 1, 4)
+            self.drawn[id] = self.draw(1 + id % 3) if id else torch.zeros(2, 1, 4)
         y = torch.zeros(len(self.drawn[id][0]), dtype=torch.int64)
         return datasets.Task(self.drawn[id][0], y, self.drawn[id][1], y)
 
@@ -70,8 +69,7 @@ class Episodic(datasets.Episodes):
         one_size = len({len(task.query_y) for task in made}) == 1
         return datasets.Task(*map(torch.stack, zip(*made))) if one_size else made
 
-def drawing(split): return Episodic(1)
-def sizes(split): return Episodic(3)
+def sizes(split): return Episodic()
 """
 REQUEST: dict[str, Any] = {"ways": 3, "shots": 2, "queries": 3, "seed": 0, "dtype": torch.float64}
 
@@ -114,7 +112,7 @@ def test_a_task_holds_what_learn2learn_drew(data: str, attribute: str) -> None:
     assert all(each == sorted(each) for each in drawn) == (attribute == "b")
 
 
-@pytest.mark.parametrize("attribute", ["a", "drawing", "sizes"])  # a user's own may draw, too
+@pytest.mark.parametrize("attribute", ["a", "sizes"])  # a user's own may draw, too
 def test_a_task_is_the_same_alone_and_in_a_batch_and_leaves_no_trace(
     data: str, attribute: str
 ) -> None:

@@ -57,18 +57,15 @@ def check_order(images: np.ndarray) -> None:
 def test_any_order_any_size_and_other_files_in_the_archive(folder, others):
     check_order(open_tiny(folder))
     mixed, originals, _ = others
-    contents = list(tiny.members().items())
-    scrambled = [contents[i] for i in np.random.default_rng(1).permutation(len(contents))]
     tiny.write_csv(mixed, tiny.ROWS[::-1])
-    # An archive may have another folder, and files that are not of this split.
-    extra = [("readme.txt", b"?"), ("x/._n0100000000.jpg", b"?"), ("n0900000000.jpg", b"?")]
-    moved = [(name.replace("images", "./x"), data) for name, data in scrambled]
-    tiny.write_archive(mixed, extra + moved)
+    # An archive may have another folder, another order, and files that are not of this split.
+    extra = dict.fromkeys(("readme.txt", "x/._n0100000000.jpg", "n0900000000.jpg"), b"?")
+    names = np.random.default_rng(1).permutation([name for name, _ in tiny.ROWS]).tolist()
+    tiny.write_archive(mixed, extra | {f"./x/{name}": tiny.picture(name) for name in names})
     assert (open_tiny(mixed) == open_tiny(folder)).all()
     sizes = [(500, 375), (84, 84), (40, 90)]
-    names = [name for name, _ in tiny.ROWS]
     tiny.write_csv(originals)
-    tiny.write_archive(originals, [(n, tiny.picture(n, sizes[i % 3])) for i, n in enumerate(names)])
+    tiny.write_archive(originals, {n: tiny.picture(n, sizes[i % 3]) for i, n in enumerate(names)})
     check_order(open_tiny(originals))
 
 
@@ -92,7 +89,7 @@ def test_every_form_gives_the_same_images(folder, others, empty_cache):
     tiny.write_pickle(pickled, tiny.entries(255 - images), name="validation")
     assert (open_tiny(pickled) == 255 - images).all()
     other = {f"images/{tiny.NAMES['n02'][1]}": tiny.picture(tiny.NAMES["n01"][0])}
-    tiny.write_archive(folder, (tiny.members() | other).items())
+    tiny.write_archive(folder, tiny.members() | other)
     changed = (open_tiny(folder) != images).any(axis=(2, 3, 4))
     assert np.argwhere(changed).tolist() == [[1, 1]]
     tiny.write_archive(folder)
@@ -167,12 +164,12 @@ def test_a_wrong_table_is_named(folder, rows, words):
 
 
 def test_missing_and_undecodable_images_are_named(folder):
-    archive = tiny.write_archive(folder, list(tiny.members().items())[:-3])
+    archive = tiny.write_archive(folder, dict(list(tiny.members().items())[:-3]))
     says = f"3 of 12 images cannot be decoded: {archive}/n0300000001.jpg (not in the archive); "
     assert says in not_opened(folder)
     name = tiny.NAMES["n02"][2]
     damaged = tiny.members() | {f"images/{name}": tiny.picture(name)[:400]}
-    tiny.write_archive(folder, damaged.items())
+    tiny.write_archive(folder, damaged)
     assert f"1 of 12 images cannot be decoded: {archive}/{name} (" in not_opened(folder)
 
 
@@ -181,7 +178,7 @@ def test_a_damaged_archive_is_named(folder, damage):
     """An xz file stores noise as it is: only the checksum after it detects a flipped byte."""
     # Incompressible, so that a flipped byte in the compressed file is a byte of this member.
     noise = np.random.default_rng(0).bytes(1 << 18)
-    archive = tiny.write_archive(folder, [*tiny.members().items(), ("noise", noise)])
+    archive = tiny.write_archive(folder, tiny.members() | {"noise": noise})
     whole = archive.read_bytes()
     at = {"flipped": 300, "checksum": whole.find(noise[1 << 17 : (1 << 17) + 16])}.get(damage, 0)
     assert at >= 0, "the noise should be stored as it is"

@@ -2,14 +2,13 @@
 
 import io
 import pickle
-import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tests.datasets.tiny_torchvision import write_files
+from tests.datasets.tiny_torchvision import packed_tar, write_files
 
 LABELS = ["n01", "n02", "n03"]
 PER_CLASS = 4
@@ -35,21 +34,14 @@ def members() -> dict[str, bytes]:
 
 
 def write_csv(folder: Path, rows: Iterable[tuple[str, str]] = ROWS) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     lines = ["filename,label", *map(",".join, rows)]
-    (folder / "val.csv").write_text("".join(f"{line}\n" for line in lines))
+    write_files(folder, {"val.csv": "".join(f"{line}\n" for line in lines).encode()})
 
 
-def write_archive(folder: Path, contents: Iterable[tuple[str, bytes]] | None = None) -> Path:
+def write_archive(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
     """Write ``val.tar.xz``, by default the complete one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "val.tar.xz"
-    with tarfile.open(path, "w:xz", preset=0) as archive:
-        for member, data in members().items() if contents is None else contents:
-            info = tarfile.TarInfo(member)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return path
+    write_files(folder, {"val.tar.xz": packed_tar(contents or members(), "w:xz", preset=0)})
+    return folder / "val.tar.xz"
 
 
 def write_classes(folder: Path, name: str = "val") -> Path:
@@ -70,5 +62,4 @@ def entries(images: np.ndarray) -> dict[str, object]:
 
 
 def write_pickle(folder: Path, content: object, name: str = "val") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"mini-imagenet-cache-{name}.pkl").write_bytes(pickle.dumps(content, protocol=2))
+    write_files(folder, {f"mini-imagenet-cache-{name}.pkl": pickle.dumps(content, protocol=2)})

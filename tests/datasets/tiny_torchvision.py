@@ -71,15 +71,11 @@ class Tiny:
                 entry = {"data": flat[rows], key: self.labels[part][rows].tolist()}
                 content[file] = pickle.dumps(entry)
         content[kind.meta["filename"]] = pickle.dumps({kind.meta["key"]: ["a", "b"]})
-        archive = io.BytesIO()
-        with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-            for file, data in content.items():
-                info = tarfile.TarInfo(f"{kind.base_folder}/{file}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-        self.files[kind.filename] = archive.getvalue()
+        members = {f"{kind.base_folder}/{file}": data for file, data in content.items()}
+        packed = packed_tar(members, "w:gz")
+        self.files[kind.filename] = packed
         self.changes = {
-            "tgz_md5": md5(archive.getvalue()),
+            "tgz_md5": md5(packed),
             "train_list": [[file, md5(content[file])] for file, _ in kind.train_list],
             "test_list": [[file, md5(content[file])] for file, _ in kind.test_list],
             "meta": kind.meta | {"md5": md5(content[kind.meta["filename"]])},
@@ -118,6 +114,16 @@ class Web:
         response: Any = io.BytesIO(self.files[name])
         response.url, response.length = url, len(self.files[name])
         return response
+
+
+def packed_tar(contents: dict[str, bytes], mode: Any, **options: Any) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode=mode, **options) as tar:
+        for name, data in contents.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return archive.getvalue()
 
 
 def write_files(folder: Path, contents: dict[str, bytes]) -> None:

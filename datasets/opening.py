@@ -55,8 +55,7 @@ def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
     known = find(data)
     if not isinstance(known.image_shape, str):
         return known.image_shape
-    found: tuple[int, int, int] = _function(known, known.image_shape)(**options)
-    return found
+    return _function(known, known.image_shape)(**options)
 
 
 def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:

@@ -55,8 +55,8 @@ class Identity(NamedTuple):
         return status == psutil.STATUS_STOPPED and not self.is_gone()
 
     def kill(self) -> bool:
-        """Kill the process, which must be near (`is_near`); return whether it was still there."""
-        if self.is_gone():
+        """Kill the process if it is near and still there; return whether it was."""
+        if not self.is_near or self.is_gone():
             return False
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)

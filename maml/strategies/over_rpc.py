@@ -124,14 +124,12 @@ class OverRpc(Strategy):
                 break
             time.sleep(0.05)
         for rank in sorted(missing - liveness.excused):
-            line = f"{liveness.name([rank])} did not leave in time"
-            if liveness.members[rank].is_near:
-                line += "; killed" if liveness.members[rank].kill() else "; it is gone"
-            print(f"{line}; all work is done", file=sys.stderr, flush=True)
+            killed = "; killed" if liveness.members[rank].kill() else ""
+            line = f"{liveness.name([rank])} did not leave in time{killed}; all work is done"
+            print(line, file=sys.stderr, flush=True)
         for rank in self.gone:
             # A process that was given up may be stopped by a signal, and would never end.
-            if liveness.members[rank].is_near:
-                liveness.members[rank].kill()
+            liveness.members[rank].kill()
 
     def send_home(self) -> None:
         """Tell the others that all is done."""

@@ -102,11 +102,8 @@ class AllReduce(Collective):
 
     def report(self) -> dict[str, Any]:
         """Return bytes and the seconds of all-reduces: transfer, and wait for the slowest rank."""
-        row = super().report()
-        if self._reduce_seconds:
-            row["reduce_seconds"] = self._reduce_seconds
-        self._reduce_seconds = 0.0
-        return row
+        seconds, self._reduce_seconds = self._reduce_seconds, 0.0
+        return super().report() | {"reduce_seconds": seconds}
 
     def _check_equal(self, meta_params: Params) -> None:
         """Raise `DivergedError` on all ranks if a rank differs from rank 0 in any parameter bit."""

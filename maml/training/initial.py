@@ -133,7 +133,11 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     """
     what = f"--init {source}"
     try:
-        given, under = _saved(Path(source))
+        if Path(source).is_dir():
+            # The metric does not matter, because the model that a run tests is not chosen anew.
+            given, under = best.content_of(Path(source), None, transductive=True)["model"], ""
+        else:
+            given, under = checkpoint.load_parameters(Path(source))
     except UserError as error:
         raise UserError(f"--init {error}") from error
     params = learner.meta_parameters()
@@ -204,12 +208,3 @@ def _named_as_here(given: Params, params: Params) -> tuple[Params, str]:
     named = {before + n[len(part) :]: tensor for n, tensor in plain.items() if n.startswith(part)}
     stripped = [COMPILED] if plain.keys() != given.keys() else []
     return named, " and ".join([*stripped, part] if part else stripped)
-
-
-def _saved(path: Path) -> tuple[Params, str]:
-    """Return the parameters at ``path``, and the key that holds them if ``path`` is a file."""
-    if path.is_dir():
-        transductive = directory.read_config(path).transductive
-        found: Params = best.content_of(path, None, transductive=transductive)["model"]
-        return found, ""
-    return checkpoint.load_parameters(path)

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -29,6 +30,8 @@ LAST_WORDS_OF_A_FAILED_RUN = 5.0
 """The same limit if the run was stopped or has failed: a launcher may kill the run soon."""
 
 Row = dict[str, Any]
+Write: TypeAlias = Callable[[int, dict[str, float]], None]
+"""Writes what `step_and_values` returns."""
 
 
 def step_and_values(row: Row) -> tuple[int, dict[str, float]]:
@@ -47,46 +50,40 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-class WandbSink:
+@contextlib.contextmanager
+def wandb_sink(run_dir: Path) -> Iterator[Write]:
     """Weights & Biases: online with a key, else offline into the run directory.
 
     A run directory is one W&B run, even after restarts, because ``wandb/run-id`` keeps the run's
     id. All parts of an offline run have this id, and ``wandb sync`` joins them.
     """
+    # Imported late: it is heavy, and optional.
+    import wandb
 
-    def __init__(self, run_dir: Path) -> None:
-        # Imported late: it is heavy, and optional.
-        import wandb
-
-        mode = os.environ.get("WANDB_MODE")
-        if mode is None and not wandb.login(prompt=False, verify=False):
-            mode = "offline"
-        known = run_dir / "wandb" / "run-id"
-        self._run = wandb.init(
-            id=known.read_text().strip() if known.is_file() else None,
-            resume="allow",
-            project=os.environ.get("WANDB_PROJECT", "maml"),
-            name=run_dir.name,
-            dir=str(run_dir),
-            config=hyperparameters(run_dir),
-            mode=mode,  # type: ignore[arg-type]
-            settings=wandb.Settings(silent=True, init_timeout=60),
-        )
-        if not self._run.disabled:
+    mode = os.environ.get("WANDB_MODE")
+    if mode is None and not wandb.login(prompt=False, verify=False):
+        mode = "offline"
+    known = run_dir / "wandb" / "run-id"
+    run = wandb.init(
+        id=known.read_text().strip() if known.is_file() else None,
+        resume="allow",
+        project=os.environ.get("WANDB_PROJECT", "maml"),
+        name=run_dir.name,
+        dir=str(run_dir),
+        config=hyperparameters(run_dir),
+        mode=mode,  # type: ignore[arg-type]
+        settings=wandb.Settings(silent=True, init_timeout=60),
+    )
+    try:
+        if not run.disabled:
             # Written after init, because init makes the folder.
-            write_text(known, f"{self._run.id}\n")
-        self._run.define_metric("iteration")
-        self._run.define_metric("*", step_metric="iteration")
-
-    def write(self, row: Row) -> None:
-        """Log one row."""
-        step, values = step_and_values(row)
+            write_text(known, f"{run.id}\n")
+        run.define_metric("iteration")
+        run.define_metric("*", step_metric="iteration")
         # Log the step as a value, not as wandb's own step: a resumed run may repeat a step.
-        self._run.log({"iteration": step, **values})
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
+        yield lambda step, values: run.log({"iteration": step, **values})
+    finally:
+        run.finish()
 
 
 def _abandon_wandb() -> None:
@@ -102,25 +99,20 @@ def _abandon_wandb() -> None:
             within(5.0, wandb.teardown, None)
 
 
-class TensorboardSink:
+@contextlib.contextmanager
+def tensorboard_sink(run_dir: Path) -> Iterator[Write]:
     """TensorBoard event files under the run directory."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, run_dir: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+    with SummaryWriter(str(run_dir / "tensorboard")) as writer:
         text = json.dumps(hyperparameters(run_dir), indent=4)
-        self._writer.add_text("config", f"```\n{text}\n```")
+        writer.add_text("config", f"```\n{text}\n```")
 
-    def write(self, row: Row) -> None:
-        """Log one row."""
-        step, values = step_and_values(row)
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        def write(step: int, values: dict[str, float]) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Flush the event file."""
-        self._writer.close()
+        yield write
 
 
 def hyperparameters(run_dir: Path) -> dict[str, Any]:
@@ -130,8 +122,7 @@ def hyperparameters(run_dir: Path) -> dict[str, Any]:
     return own | {"environment": content}
 
 
-Sink: TypeAlias = WandbSink | TensorboardSink
-SINKS: dict[str, Callable[[Path], Sink]] = {"wandb": WandbSink, "tensorboard": TensorboardSink}
+SINKS = {"wandb": wandb_sink, "tensorboard": tensorboard_sink}
 
 
 class RunLog:
@@ -142,20 +133,17 @@ class RunLog:
         self._path, self._name = run_dir / "metrics.jsonl", config.logger
         self._rows: SimpleQueue[Row | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        if make := SINKS.get(config.logger):
+        if sink := SINKS.get(config.logger):
             # A daemon, because it may hang in the library for ever but must not delay the exit.
-            self._thread = threading.Thread(target=self._feed, args=(make, run_dir), daemon=True)
+            self._thread = threading.Thread(target=self._feed, args=(sink, run_dir), daemon=True)
             self._thread.start()
 
-    def _feed(self, make: Callable[[Path], Sink], run_dir: Path) -> None:
-        """Make the sink and feed it, in a thread, so that training never waits for the sink."""
+    def _feed(self, sink: Callable[[Path], AbstractContextManager[Write]], run_dir: Path) -> None:
+        """Open the sink and feed it, in a thread, so that training never waits for the sink."""
         try:
-            sink = make(run_dir)
-            try:
+            with sink(run_dir) as write:
                 while (row := self._rows.get()) is not None:
-                    sink.write(row)
-            finally:
-                sink.close()
+                    write(*step_and_values(row))
         except Exception as error:
             # `close` has reported a sink that it left behind, so print nothing more.
             if self._thread is not None:

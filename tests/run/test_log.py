@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -70,23 +70,25 @@ def test_redirected_output_has_whole_lines(tmp_path: Path, capsys: Any, monkeypa
 
 
 def test_a_sink_gets_the_rows_of_the_file(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    sink = Mock(spec=log.TensorboardSink)
+    sink = MagicMock()
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir: sink)
     train(glyphs(iterations=4, eval_every=2, test_tasks=3), tmp_path, logger="wandb")
-    rows = [call.args[0] for call in sink.write.call_args_list]
-    assert rows == metrics(tmp_path)
+    rows = metrics(tmp_path)
+    written = [call.args for call in sink.__enter__().call_args_list]
+    assert written == [log.step_and_values(row) for row in rows]
     assert [row.get("split") for row in rows] == [
         *(None, None, "validation", None, None, "validation", "test")
     ]
-    sink.close.assert_called_once_with()
+    sink.__exit__.assert_called_once_with(None, None, None)
     assert "--logger" not in capsys.readouterr().err
 
 
 def test_a_failing_sink_never_stops_training(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    of_sink = {"init": "", "write": "return_value.write.", "close": "return_value.close."}
+    sink = "return_value.__enter__.return_value."
+    of_sink = {"init": "", "write": sink, "close": "return_value.__exit__."}
     for where, name in of_sink.items():
         error = ConnectionError(f"no answer at {where}\nand a second line")
-        monkeypatch.setitem(log.SINKS, "wandb", Mock(**{f"{name}side_effect": error}))
+        monkeypatch.setitem(log.SINKS, "wandb", MagicMock(**{f"{name}side_effect": error}))
         train(sinusoid(logger="wandb", test_tasks=4), tmp_path / where)
         assert (tmp_path / where / "result.json").exists()
         (said,) = [line for line in capsys.readouterr().err.splitlines() if "--logger" in line]
@@ -96,7 +98,7 @@ def test_a_failing_sink_never_stops_training(tmp_path: Path, monkeypatch: Any, c
 def test_a_silent_sink_holds_nobody_up(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     """It waits for a server that does not answer, until the test ends."""
     answer = threading.Event()
-    sink = Mock(**{"write.side_effect": lambda row: answer.wait(600)})
+    sink = MagicMock(**{"__enter__.return_value.side_effect": lambda *_: answer.wait(600)})
     monkeypatch.setattr(log, "LAST_WORDS", 0.1)
     monkeypatch.setitem(log.SINKS, "wandb", lambda run_dir: sink)
     train(sinusoid(iterations=4, logger="wandb"), tmp_path)

@@ -85,12 +85,9 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
 
 def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
     """Drop the rows for which ``which`` is false; errors as in `read_rows` and `write_bytes`."""
-    rows = read_rows(path)
-    if not path.is_file():
-        return
-    text = "".join(json.dumps(row) + "\n" for row in rows if which(row))
+    text = "".join(json.dumps(row) + "\n" for row in read_rows(path) if which(row))
     # Also write if a crash cut the last line short, because the next row would join that line.
-    if text.encode() != path.read_bytes():
+    if path.is_file() and text.encode() != path.read_bytes():
         write_text(path, text)
 
 

@@ -72,8 +72,7 @@ class Trainer:
             run.say(f"images are scaled to {size} (--image-size, --image-mode)")
         if slow := run.worker.why_no_kernels():
             run.say(f"{slow}: it is differentiated by torch, which is slower")
-        if strategy.advice:
-            run.say(strategy.advice)
+        run.say(strategy.advice)
 
     def _train(self) -> None:
         run, config, heed_stop = self.state, self.setup.config, self.ending.heed_stop

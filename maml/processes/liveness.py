@@ -1,16 +1,13 @@
 """Watch which processes of a run are alive: the one place for this, for every strategy.
 
-Each process writes a number, its heartbeat, into the launcher's store every second. Rank 0 reads
-and judges all processes. The others read and judge only rank 0. docs/strategies.md ("When a process
-is lost") lists what they detect. `EVIDENCE` seconds of silence are enough if a connection also
-broke, or if a wait was too long. A heartbeat tells whether its process waits for others. A process
-that does not wait keeps the others waiting. A failing process writes its failure as its heartbeat.
+Rank 0 reads and judges the heartbeats (`maml.processes.board`) of all processes, the others only
+rank 0's. docs/strategies.md ("When a process is lost") lists what they detect. `EVIDENCE` seconds
+of silence are enough if a connection also broke, or if a wait was too long.
 
 Time is that of `maml.processes.clock`, so a job that was suspended as a whole goes on.
 
-After a loss all processes end, and one prints a line: which process was lost, and how. But once
-rank 0 has announced that all is done, rank 0 ends as if no process was lost. A thread does all
-this. The main thread may wait in a transport's call, where it can run no other Python code.
+After a loss all processes end, and one prints a line: which process was lost, and how. A thread
+does all this, because the main thread may wait in a transport's call.
 """
 
 import json

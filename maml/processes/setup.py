@@ -18,6 +18,8 @@ UPSTREAM = (
     "There is a performance drop because we have not yet implemented the batching rule",
     # torch's own forward derivatives, when they are imported.
     "`torch.jit.script` is deprecated",
+    # torch's initialisation of RPC, of its own call.
+    "You are using a Backend",
 )
 """Beginnings of warnings that libraries give about themselves. No flag of ours avoids them."""
 

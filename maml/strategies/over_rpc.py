@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import traceback
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar, cast
@@ -22,7 +21,6 @@ from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.processes.clock import within
 from maml.processes.liveness import GOODBYE
-from maml.processes.setup import init_process
 from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World, choose_interface
 from maml.strategies.base import Strategy
@@ -78,8 +76,6 @@ class OverRpc(Strategy):
         def enter() -> None:
             """Do nothing; the decorator initialises RPC."""
 
-        # torch's RPC initialisation emits this warning about its own call.
-        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
         try:
             enter()
         finally:
@@ -95,7 +91,6 @@ class OverRpc(Strategy):
 
     def _init_worker(self) -> None:
         global _this
-        init_process(self.config, self.world)
         _this = self
 
     def serve(self) -> None:

@@ -228,9 +228,8 @@ class ParameterServer(OverRpc):
     def _next_order(self, result: Result | None) -> Order | None:
         """Push the ``result``; wait for the next order while the server lives."""
         arrived = threading.Event()
-        # 0: no time limit; a server may test for minutes while its trainers wait.
         given = (ParameterServer.exchange, self.world.rank, result)
-        answer = rpc.rpc_async(0, answer_later, given, timeout=0)
+        answer = rpc.rpc_async(0, answer_later, given)
         answer.then(lambda _: arrived.set())
         self.wait_for(arrived)
         with self.guard():

@@ -38,9 +38,8 @@ class Collective(Strategy):
         After an error, wait for no other process.
         """
         choose_interface(self.world)
-        nccl = torch.cuda.is_available() and not shares_gpu(
-            self.config, self.worker.device, self.world
-        )
+        device = self.worker.device
+        nccl = device.type == "cuda" and not shares_gpu(self.config, device, self.world)
         start_timeout = timedelta(seconds=max(START_TIMEOUT, self.config.timeout))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",

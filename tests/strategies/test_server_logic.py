@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.processes.world import World
@@ -17,6 +18,19 @@ from tests.runs import same, sinusoid
 IDS = torch.arange(7)
 LIMIT_S = 100.0
 """A limit for what hangs, because all computations here take milliseconds."""
+
+
+class Scaled(nn.Module):
+    """A function reads its module's own parameter: in a copy, the copy's."""
+
+    def __init__(self, shape: tuple[int], outputs: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.activation = lambda x: torch.tanh(self.scale * x)
+        self.one, self.two = nn.Linear(*shape, 8), nn.Linear(8, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.activation(self.one(x)))
 
 
 class Play:
@@ -148,7 +162,7 @@ def test_a_served_model_steps_on_meanwhile(
     pool: ThreadPoolExecutor, mode: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tasks ordered in step 1 come in step 2: too late, except in async mode."""
-    play = Play(pool, trainers=1, ps_mode=mode, ps_forward="remote")
+    play = Play(pool, 1, ps_mode=mode, ps_forward="remote", network=f"{__name__}:Scaled")
     server = play.server
     for server._step in (1, 2):
         params = {name: server._step * tensor for name, tensor in play.params.items()}

@@ -112,7 +112,7 @@ def episodes(
             )
         for name in options:
             if known is not None and name not in known:
-                takes = ", ".join(sorted(known - {"data_root"}))
+                takes = ", ".join(sorted(known - {"data_root"})) or "no options"
                 raise UserError(f"{name}: no option of {what}, which takes {takes}")
         if isinstance(data, str) and split is not None:
             return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))

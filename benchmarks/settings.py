@@ -23,10 +23,20 @@ class Setting(NamedTuple):
     peers: tuple[str, ...] = OF_MAML
 
 
-def _maml(data: str, ways: int, shots: int, steps: int) -> Config:
-    preset = PRESETS[f"maml-{data}-{ways}way-{shots}shot"]
+def _omniglot(ways: int, shots: int, steps: int) -> Config:
+    preset = PRESETS[f"maml-omniglot-{ways}way-{shots}shot"]
     # A modest rate, so that five inner steps on random pixels do not diverge.
     return with_values(preset, inner_steps=steps, inner_lr=0.1)
+
+
+_MINIIMAGENET = with_values(
+    _omniglot(5, 1, 5),
+    preset="synthetic-miniimagenet-5way-1shot",
+    network="conv4-pool",
+    filters=32,
+    data="miniimagenet",
+    queries=15,
+)
 
 
 OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "resnet18")
@@ -37,20 +47,17 @@ def _small(name: str, steps: int) -> Setting:
     """Return a setting of few Omniglot tasks; the ResNet has MiniImageNet's shapes."""
     network = f"benchmarks.own_networks:{name}" if name in OWN else name
     # A small rate, so that 50 inner steps on random pixels do not diverge.
-    config = with_values(_maml("omniglot", 5, 1, steps), network=network, inner_lr=0.01)
-    tasks = 8
+    config, tasks = with_values(_omniglot(5, 1, steps), network=network, inner_lr=0.01), 8
     if name == "resnet18":
         config, tasks = with_values(config, data="miniimagenet"), 2
     return Setting(config, tasks, f"{name}, {steps} step{'s' * (steps > 1)}", OF_OWN)
 
 
 SETTINGS: dict[str, Setting] = {
-    "omniglot-5w1s": Setting(_maml("omniglot", 5, 1, 1), 32, "Omniglot 5-way 1-shot, 1 step"),
-    "omniglot-5w5s": Setting(_maml("omniglot", 5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
-    "omniglot-20w1s": Setting(_maml("omniglot", 20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
-    "miniimagenet-5w1s": Setting(
-        _maml("miniimagenet", 5, 1, 5), 4, "MiniImageNet 5-way 1-shot, 5 steps"
-    ),
+    "omniglot-5w1s": Setting(_omniglot(5, 1, 1), 32, "Omniglot 5-way 1-shot, 1 step"),
+    "omniglot-5w5s": Setting(_omniglot(5, 5, 1), 32, "Omniglot 5-way 5-shot, 1 step"),
+    "omniglot-20w1s": Setting(_omniglot(20, 1, 5), 16, "Omniglot 20-way 1-shot, 5 steps"),
+    "miniimagenet-5w1s": Setting(_MINIIMAGENET, 4, "MiniImageNet 5-way 1-shot, 5 steps"),
     **{f"own-{name}-{steps}": _small(name, steps) for name in OWN for steps in (1, 5)},
     "sinusoid": Setting(PRESETS["maml-sinusoid-10shot"], 25, "sinusoid 10-shot, 1 step"),
 }

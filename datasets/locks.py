@@ -85,16 +85,17 @@ class Lock:
         lock is ``needed``, raise :class:`HeldError` instead. Work that takes more than ``limit``
         seconds counts as hanging, and its signs of life end.
         """
-        has = False
+        has, is_ours = False, True
         try:
             has = self.acquire(PATIENCE_S)
         except HeldError as error:
+            is_ours = False
             if needed:
                 raise
             print(f"{error}; it is not waited for any longer", file=sys.stderr, flush=True)
         done = threading.Event()
-        # Not of another process's lock, which would then seem to live.
-        args = done, limit if has else 0.0
+        # Not of another's lock, which would seem to live. Where locks do not work, this sign is all.
+        args = done, limit if is_ours else 0.0
         thread = threading.Thread(target=self._live, args=args, daemon=True)
         thread.start()
         try:

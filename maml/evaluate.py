@@ -114,6 +114,8 @@ class RunEvaluator:
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
         # Fail now, not after an evaluation of an hour.
+        if self.rows.is_dir():
+            raise UserError(f"{self.rows}: is a folder")
         at = self.rows if self.rows.exists() else options.run_dir
         if at.exists() and not self.of_record and not os.access(at, os.W_OK):
             raise UserError(f"{self.rows}: cannot write; evaluate a copy of {options.run_dir}")

@@ -145,6 +145,8 @@ def test_bad_requests(run_dir: Path, tmp_path: Path) -> None:
         ("--ensemble", "2", "--watch"): "--ensemble: --watch evaluates every checkpoint",
     }.items():
         assert line in refusal(str(run_dir), *arguments)
+    (run_dir / "evaluations.jsonl").mkdir()
+    assert refusal(str(run_dir)) == f"{run_dir}/evaluations.jsonl: is a folder"
 
 
 def test_a_configuration_that_cannot_be(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:

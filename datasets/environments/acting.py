@@ -26,6 +26,7 @@ from torch import Tensor
 
 from datasets import addresses
 from datasets.episodes import Episodes
+from datasets.errors import DataError
 from datasets.tasks import Task
 
 
@@ -82,7 +83,11 @@ class Acting(Episodes):
         starts: int = 1,
         **_unused: object,
     ) -> None:
-        """``starts`` is R; ``shots`` may be 0."""
+        """``starts`` is R. Raise :class:`DataError` for counts below 1; ``shots`` may be 0."""
+        asked = (("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1))
+        for flag, value, least in asked:
+            if value < least:
+                raise DataError(f"{flag} {value}: must be at least {least}")
         self.environment = environment
         self.split, self.seed = split, seed
         self.shots, self.queries, self.horizon, self.starts = shots, queries, horizon, starts

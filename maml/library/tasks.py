@@ -43,12 +43,13 @@ class Tasks(Dataset[Task]):
     def __getitem__(self, id: int) -> Task:
         return self.task(id)
 
+    @alone()
     def task(self, id: int) -> Task:
         """Return task ``id``: ``support_x [N·K, C, H, W]`` in [0, 1], ``support_y [N·K]``, ….
 
         N is the number of ways, K of shots; examples lie class by class, labels are 0 … N − 1.
         """
-        made = next(one_by_one(self.tasks([id])))
+        made = next(one_by_one(self._of([inputs.whole(id, "id")])))
         return Task(*(part[0] for part in made))
 
     @alone()
@@ -60,10 +61,12 @@ class Tasks(Dataset[Task]):
         """
         if not isinstance(ids, Iterable):
             raise UserError(f"ids {ids!r}: give a list of task ids")
-        numbers = [inputs.whole(id, "id") for id in ids]
-        if max(numbers, default=0) >= 2**63:
-            raise UserError(f"id {max(numbers)}: give a number below 2**63")
-        return self.episodes.tasks(torch.tensor(numbers, dtype=torch.int64))
+        return self._of([inputs.whole(id, "id") for id in ids])
+
+    def _of(self, ids: list[int]) -> Task:
+        if ids and max(ids) >= 2**63:
+            raise UserError(f"id {max(ids)}: give a number below 2**63")
+        return self.episodes.tasks(torch.tensor(ids, dtype=torch.int64))
 
 
 @alone()

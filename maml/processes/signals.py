@@ -53,6 +53,9 @@ class StopRequest:
         self.signal: str | None = None
         self._heeded = threading.Event()
 
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
     def install(self) -> None:
         """Install handlers for the `heeded` signals; call this in the main thread."""
         came: list[int] = []

@@ -109,7 +109,7 @@ class OverRpc(Strategy):
             return
         self.send_home()
         liveness, clock = self.liveness, self.liveness.clock
-        patience = GOODBYE if self.stop.signal else self.config.timeout
+        patience = GOODBYE if self.stop else self.config.timeout
         began = clock.now()
         # A process may be in the middle of a gradient.
         while missing := liveness.staying() - self.gone:

@@ -1,5 +1,6 @@
 """Evaluate a run: validations during training, the test at the end, and pictures of both."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -127,7 +128,8 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     if not config.test_tasks:
         if run.speaks:
             # Remove the scores of an earlier test, because its result is replaced.
-            (run.dir / TESTED).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (run.dir / TESTED).unlink()
         return result
     values = of_tasks(
         run.strategy, params, "test", config.test_tasks, progress=run.speaks, between=heed_stop

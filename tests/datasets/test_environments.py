@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datasets import Task, open_environments
+from datasets import DataError, Task, open_environments
 from datasets.environments.acting import play
 from datasets.environments.cartpole import CartPole, Physics, TurnedCartPole
 from datasets.environments.navigation import Navigation
@@ -57,6 +57,8 @@ def test_chance_has_addresses(name: str) -> None:
     assert len(draws.unique()) == len(draws)
     other = open_environments(name, "test", **COUNTS, starts=2).tasks(torch.tensor([3]))
     assert not torch.equal(other.query_y, alone.query_y)
+    with pytest.raises(DataError, match="--horizon 0"):
+        open_environments(name, "train", **COUNTS | {"horizon": 0})
 
 
 def test_physics_are_gymnasium_s_or_drawn_around_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from datasets import locks
 from datasets.locks import HeldError, Lock
-from tests.launching import start
+from tests.launching import start, until
 
 HOLD = """
 import sys, time
@@ -82,13 +82,15 @@ def test_who_is_silent_is_waited_for_no_longer(hold, tmp_path, capfd, stopped):
     assert said.count(f"held by {named}") == 3 and "it is not waited for any longer" in said
 
 
-def test_a_folder_without_locks_has_no_waiting(tmp_path, monkeypatch):
+def test_a_folder_without_locks_has_no_waiting_but_signs_of_life(tmp_path, monkeypatch):
     lock = Lock(tmp_path / "lock")
     refused = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
     monkeypatch.setattr("fcntl.flock", Mock(side_effect=refused))
+    monkeypatch.setattr(locks, "BEAT_S", 0.05)
     assert not lock.acquire()
     with lock.held():
-        pass
+        before = lock.path.stat().st_mtime_ns
+        until(lambda: lock.path.stat().st_mtime_ns > before)
     monkeypatch.undo()
     assert lock.acquire()
     assert lock.holder().startswith(f"process {os.getpid()} of ")

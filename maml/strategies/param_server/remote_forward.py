@@ -7,6 +7,8 @@ the outer loop gets it. So a step and its checkpoints are as with every other st
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from maml.config import Config
-from maml.execution.copies import closed_copy
+from maml.execution.threads import copied
 from maml.params import Params
 from maml.processes.world import World
 from maml.strategies.over_rpc import on_strategy
@@ -38,7 +40,8 @@ class RemoteForward(ParameterServer):
         self._model: tuple[int, Params] | None = None
         # One learner per trainer: the forwards of several, and an evaluation, may run at once.
         ranks = self.others if self.drives else ()
-        self._learners = {rank: closed_copy(worker.learner, {}) for rank in ranks}
+        learner = worker.learner
+        self._learners = {rank: copied(learner) or copy.deepcopy(learner) for rank in ranks}
 
     def share_sizes(self) -> set[int]:
         """Return the sizes of all trainers' parts on the server, and none on a trainer."""

@@ -94,7 +94,7 @@ class Lock:
                 raise
             print(f"{error}; it is not waited for any longer", file=sys.stderr, flush=True)
         done = threading.Event()
-        # Not of another's lock, which would seem to live. Where locks do not work, this sign is all.
+        # Not of another's lock, which would seem to live. Without locks, this sign is all.
         args = done, limit if is_ours else 0.0
         thread = threading.Thread(target=self._live, args=args, daemon=True)
         thread.start()

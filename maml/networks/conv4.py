@@ -237,7 +237,7 @@ class Conv4(ConvBlocks):
 
     Omniglot's has strided blocks of 64 filters and a spatial mean before the head. MiniImageNet's
     has pooled blocks of 32 filters and a flattened map before the head. Reptile's and iMAML's for
-    Omniglot have strided blocks and a flattened map.
+    Omniglot have strided blocks and a flattened map. ``mean`` None means ``not pool``.
     """
 
     head_prefix = "head."
@@ -251,7 +251,7 @@ class Conv4(ConvBlocks):
         *,
         filters: int,
         pool: bool,
-        mean: bool,
+        mean: bool | None = None,
         leak: float = 0.0,
         norm_eps: float = EPS,
         head_init: str = "small",
@@ -262,6 +262,7 @@ class Conv4(ConvBlocks):
                 f"{image_shape[1]}x{image_shape[2]}; it needs images of 16x16 or more "
                 "(--image-size), --network conv4 does not"
             )
+        mean = not pool if mean is None else mean
         super().__init__(
             image_shape, filters=filters, pool=pool, mean=mean, leak=leak, norm_eps=norm_eps
         )

@@ -214,7 +214,7 @@ def test_kernels_serve_conv4(monkeypatch: pytest.MonkeyPatch) -> None:
         for _ in range(2)
     ]
     torch.manual_seed(0)
-    network = Conv4((1, 28, 28), 5, filters=16, pool=True, mean=False)
+    network = Conv4((1, 28, 28), 5, filters=16, pool=True)
     maml.MAML(network)(tasks).backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
     assert "gradient" in served

@@ -207,7 +207,7 @@ def test_where_the_head_alone_adapts_features_are_computed_once(passes: list[str
     ],
 )
 def test_what_is_not_as_it_was_built_is_left_to_torch(change: Any, passes: list[str]) -> None:
-    network = Conv4((1, 28, 28), 5, filters=16, pool=False, mean=True)
+    network = Conv4((1, 28, 28), 5, filters=16, pool=False)
     assert network.why_torch() is None
     change(network)
     assert network.why_torch() is not None

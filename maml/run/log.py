@@ -5,13 +5,12 @@ out, and the run goes on. The sink works in its own thread, so that a server whi
 cannot delay training.
 """
 
-import contextlib
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -50,7 +49,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-@contextlib.contextmanager
+@contextmanager
 def wandb_sink(run_dir: Path) -> Iterator[Write]:
     """Weights & Biases: online with a key, else offline into the run directory.
 
@@ -89,17 +88,17 @@ def wandb_sink(run_dir: Path) -> Iterator[Write]:
 def _abandon_wandb() -> None:
     """Kill the library's own process, because Python would wait for it at exit."""
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             if "wandb" in child.name():
                 child.kill()
                 child.wait(1.0)
     # At exit the library's handlers would miss that process and print errors: tear down now.
     if wandb := sys.modules.get("wandb"):
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             within(5.0, wandb.teardown, None)
 
 
-@contextlib.contextmanager
+@contextmanager
 def tensorboard_sink(run_dir: Path) -> Iterator[Write]:
     """TensorBoard event files under the run directory."""
     from torch.utils.tensorboard import SummaryWriter

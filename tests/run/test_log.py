@@ -138,7 +138,7 @@ def test_wandb_without_a_key_runs_offline(tmp_path: Path) -> None:
             for name, iterations in starts.items()
         }
         command = [sys.executable, "-m", "tests.strategies.topologies", str(tmp_path)]
-        done = run([*command, json.dumps(runs)], 120, env={"HOME": str(home)})
+        done = run([*command, json.dumps(runs)], 240, env={"HOME": str(home)})
         assert "--logger" not in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
     parts = list(one.glob("wandb/offline-run-*/run-*.wandb"))

@@ -1,6 +1,6 @@
 """A module after its adaptation to one task."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -74,21 +74,22 @@ class FastModule(nn.Module):
         with alone_with(network), switched(learner, training=self.training):
             return learner.features_of(self.params, as_inputs(x))[0]
 
-    def network_state(self) -> Params:
-        """Return CPU copies of the network's state, by the names that the network's author gave.
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Give ``state_dict`` the network's state, by the names that the network's author gave.
 
-        Load them with ``network.load_state_dict(state, strict=False)``. Running statistics are
+        Load it with ``network.load_state_dict(state, strict=False)``. Running statistics are
         missing, so call the network in training mode, where it normalises by the batch. The output
         layer is missing if the learner has none.
         """
         network, params = self._learner.network, self._learner.modulated(self.params)
         buffers = dict(network.named_buffers())
-        saved = {name: buffers[name] for name in network.state_dict() if name in buffers}
-        return {
-            own_name(network, name): (saved | params)[name].detach().cpu().clone()
-            for name in tensors(network)
-            if name in params or name in saved
-        }
+        found = {name: buffers[name] for name in network.state_dict() if name in buffers} | params
+        for name in tensors(network):
+            if name in found:
+                tensor = found[name] if keep_vars else found[name].detach()
+                destination[prefix + own_name(network, name)] = tensor
 
 
 def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) -> FastModule:

@@ -192,8 +192,9 @@ class Model:
         return self._module.train()
 
     def network_state(self) -> Params:
-        """Return `FastModule.network_state` before any adaptation."""
-        return unadapted(self.learner, self.meta_params).network_state()
+        """Return CPU copies of the ``state_dict`` of a `FastModule` before any adaptation."""
+        state = unadapted(self.learner, self.meta_params).state_dict()
+        return {name: tensor.cpu().clone() for name, tensor in state.items()}
 
     @alone()
     def features(self, x: inputs.Images) -> Tensor:

@@ -44,25 +44,29 @@ def checked_way(problem: Problem, tasks: Any, way: Way, frozen: Collection[str] 
     by_kernels = set[str]()
     # The query is last, because it may read what the network has kept of a support set.
     places = [*(("support", step) for step in range(problem.steps)), ("query", problem.last_step)]
+    # Neither a transform's updates nor a displacement need the gradient of this loss.
+    needless = "support" if problem.transform else "query" if problem.displacement else ""
+    constant = {part for part, _ in places} - {needless}
     before = state()
     for _ in range(MOST_DRAWS):
         for place, task in enumerate(one_by_one(tasks)):
             # With control flow, another task may read other parameters.
-            if place and not unread:
+            if place and not (unread or constant):
                 break
             for part, step in places:
                 # A loss may depend on the step: look at further steps while a parameter is unread.
-                if unread or (not place and (part == "query" or not step)):
+                if unread or constant or (not place and (part == "query" or not step)):
                     names, of_kernels = _read(problem, part, step, task)
                     unread, by_kernels = unread - names, by_kernels | of_kernels
-        if not unread or state() == before:
+                    constant = constant - {part} if names else constant
+        if not (unread or constant) or state() == before:
             break
     if problem.transform is not None:
         unread = unread - _read_by_updates(problem.start, problem.transform, every - unread)
-    if unread == every and len(every) > 1:
+    if constant:
         raise RuntimeError(
-            "no loss depends on any parameter: compute it by torch from the outputs, and detach "
-            "nothing on the way"
+            f"the {min(constant)} loss depends on no parameter: compute it by torch from the "
+            "outputs, and detach nothing on the way"
         )
     if unread:
         name = min(unread)

@@ -295,7 +295,8 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
     assert dict(model.learner.named_parameters()).keys() == after.keys()
     task = model.episodes("test").task(0)
     adapted = model.adapt(task.support_x, task.support_y)
-    before, answers = adapted.module.network_state(), adapted.logits(task.query_x)
+    before = copy.deepcopy(adapted.module.state_dict())
+    answers = adapted.logits(task.query_x)
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
     model.module(episodes.tasks([3, 4, 5])).backward()
@@ -303,7 +304,7 @@ def test_an_optimizer_of_torch_takes_the_trainer_s_step(tmp_path: Path) -> None:
     for name, tensor in after.items():
         # This is the model's own memory: it adapts and predicts with the new values from now on.
         assert torch.allclose(model.meta_params[name], tensor, rtol=0, atol=1e-10), name
-    state = adapted.module.network_state()
+    state = adapted.module.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
     assert torch.equal(adapted.logits(task.query_x), answers)
 

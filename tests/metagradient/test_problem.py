@@ -217,6 +217,13 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         own = Transform(lambda *_: found, {})
         return lambda params: Problem(params, loss, loss, transform=own)
 
+    def constant(part: str) -> Callable[[Params], Problem]:
+        def detached(*given: Any) -> tuple[Tensor, Tensor]:
+            return loss(*given)[0].detach(), loss(*given)[1]
+
+        own: Any = {part: detached}
+        return lambda params: dataclasses.replace(Problem(params, loss, loss), **own)
+
     still, unmoved = (
         maml.meta_gradient(of, {"w": params["w"]}, tasks, way).gradients
         for of in (returns({"w": 0}), lambda params: Problem(params, loss, loss, steps=0))
@@ -227,6 +234,8 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         (forgets, "'spare' appears to not"),
         (closes_over, "the transform reads"),
         (returns({}), "returns no gradient of 'keep'"),
+        (constant("support"), "the support loss depends on no parameter"),
+        (constant("query"), "the query loss depends on no parameter"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=line):
             maml.meta_gradient(of, params, tasks, way)

@@ -144,7 +144,7 @@ def test_to_plain_torch_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     task = maml.episodes("glyphs", split="test", ways=5, shots=1, queries=3).task(0)
     adapted = model.adapt(task.support_x, range(5))
     again: nn.Module = Wide((1, 28, 28), 5)
-    missing = again.load_state_dict(adapted.module.network_state(), strict=False)
+    missing = again.load_state_dict(adapted.module.state_dict(), strict=False)
     assert not missing.unexpected_keys
     assert not set(missing.missing_keys) & dict(again.named_parameters()).keys()
     expected = adapted.logits(task.query_x, "query")

@@ -49,19 +49,25 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
     if isinstance(found, tuple) and len(found) == 2:
         value, outputs = found
         of_tensors = all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
-        if isinstance(value, Tensor) and of_tensors:
+        if _is_scalar(value) and of_tensors:
             return value, outputs
     name = getattr(loss, "__qualname__", type(loss).__name__)
     owner = getattr(loss, "__self__", None)
     if owner is not None:  # a base class may define the method
         name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
-    if isinstance(found, tuple) and len(found) == 2 and not isinstance(found[0], Tensor):
-        what = _shape(found[0])
-        raise TypeError(f"{name}: the loss is {what}: it must be a tensor [], computed by torch")
+    if isinstance(found, tuple) and len(found) == 2 and not _is_scalar(found[0]):
+        raise TypeError(
+            f"the loss is {_shape(found[0])}: it must be a tensor [], computed by torch, as the "
+            f"mean over the examples ({name})"
+        )
     raise TypeError(
         f"{name} returns {_shape(found)}: it must return (loss, outputs), a tensor and "
         "one or more, which metrics are computed of"
     )
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and not value.dim()
 
 
 def _shape(found: Any) -> str:

@@ -129,10 +129,6 @@ def _read(problem: Problem, part: str, step: int, task: Any) -> tuple[set[str], 
             "differentiated by them: put them into the problem's fixed, and read them from "
             "params. A module does not know of layers in a Python list: keep them in nn.ModuleList"
         )
-    if value.dim():
-        raise ValueError(
-            f"the {part} loss is {list(value.shape)}, not a scalar: take the mean over the examples"
-        )
     return names, {name for name in names if id(params[name]) in of_kernels}
 
 

@@ -217,11 +217,8 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         own = Transform(lambda *_: found, {})
         return lambda params: Problem(params, loss, loss, transform=own)
 
-    def constant(part: str) -> Callable[[Params], Problem]:
-        def detached(*given: Any) -> tuple[Tensor, Tensor]:
-            return loss(*given)[0].detach(), loss(*given)[1]
-
-        own: Any = {part: detached}
+    def losing(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Params], Problem]:
+        own: Any = {part: lambda *given: (change(loss(*given)[0]), loss(*given)[1])}
         return lambda params: dataclasses.replace(Problem(params, loss, loss), **own)
 
     still, unmoved = (
@@ -234,10 +231,11 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
         (forgets, "'spare' appears to not"),
         (closes_over, "the transform reads"),
         (returns({}), "returns no gradient of 'keep'"),
-        (constant("support"), "the support loss depends on no parameter"),
-        (constant("query"), "the query loss depends on no parameter"),
+        (losing("support", torch.detach), "the support loss depends on no parameter"),
+        (losing("query", torch.detach), "the query loss depends on no parameter"),
+        (losing("support", torch.atleast_1d), r"the loss is one tensor \[1\]: it must be"),
     ):
-        with pytest.raises((RuntimeError, ValueError), match=line):
+        with pytest.raises((RuntimeError, TypeError, ValueError), match=line):
             maml.meta_gradient(of, params, tasks, way)
 
 

@@ -210,10 +210,11 @@ class Problem:
             raise ValueError("step_params: each step's must have the same names")
         for group in (*groups, *(self.rates or ())[:1]):
             for name, tensor in group.items():
-                if not tensor.is_floating_point():
+                if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                    what = getattr(tensor, "dtype", type(tensor).__name__)
                     raise ValueError(
-                        f"{name} is {tensor.dtype}: the outer loss is differentiated by all that a "
-                        "problem states, so it must be floating point; let the losses close over "
+                        f"{name} is {what}: the outer loss is differentiated by all that a problem "
+                        "states, so it must be a floating-point tensor; let the losses close over "
                         "what is not"
                     )
         if self.pull not in ("each-step", "end"):

@@ -46,16 +46,15 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
         TypeError: if it returns anything else; the message names the loss.
     """
     found = loss(*arguments)
-    if isinstance(found, tuple) and len(found) == 2:
-        value, outputs = found
-        of_tensors = all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(outputs))
-        if _is_scalar(value) and of_tensors:
-            return value, outputs
+    is_pair = isinstance(found, tuple) and len(found) == 2
+    is_scalar = is_pair and isinstance(found[0], Tensor) and not found[0].dim()
+    if is_scalar and all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(found[1])):
+        return found
     name = getattr(loss, "__qualname__", type(loss).__name__)
     owner = getattr(loss, "__self__", None)
     if owner is not None:  # a base class may define the method
         name = f"{type(owner).__name__}.{getattr(loss, '__name__', name)}"
-    if isinstance(found, tuple) and len(found) == 2 and not _is_scalar(found[0]):
+    if is_pair and not is_scalar:
         raise TypeError(
             f"the loss is {_shape(found[0])}: it must be a tensor [], computed by torch, as the "
             f"mean over the examples ({name})"
@@ -64,10 +63,6 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
         f"{name} returns {_shape(found)}: it must return (loss, outputs), a tensor and "
         "one or more, which metrics are computed of"
     )
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.dim()
 
 
 def _shape(found: Any) -> str:

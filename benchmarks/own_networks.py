@@ -5,6 +5,7 @@ network: ``--network benchmarks.own_networks:ResidualCNN``.
 """
 
 import functools
+import math
 
 import torch
 import torchvision
@@ -85,3 +86,20 @@ class RowsLSTM(nn.Module):
         """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
         rows = x.transpose(1, 2).flatten(2)
         return self.head(self.cells(rows)[0][:, -1])
+
+
+class Switch(nn.Module):
+    """A small perceptron that reads a value, so that tasks cannot be batched."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 64) -> None:
+        super().__init__()
+        first = nn.Linear(math.prod(image_shape), width)
+        self.layers = nn.ModuleList([first, nn.Linear(width, width)])
+        self.head = nn.Linear(width, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images ``[E, C, H, W]`` to logits ``[E, N]``."""
+        hidden = torch.tanh(self.layers[0](x.flatten(1)))
+        if hidden.abs().mean() > 0:
+            hidden = torch.relu(self.layers[1](hidden))
+        return self.head(hidden)

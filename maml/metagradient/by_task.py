@@ -9,7 +9,8 @@ from torch.utils import _pytree as pytree
 Batching: TypeAlias = Literal["vmap", "tasks"]
 """vmap: all tasks at once; tasks: one after the other, by plain autograd."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
-"""auto: mixed with kernels or on a GPU, else reverse; mixed: back step by step."""
+"""auto: reverse, but mixed with kernels, on a GPU, or if one task alone takes more than 16 steps;
+mixed: back step by step."""
 
 
 def n_tasks_of(tasks: Any) -> int:
@@ -46,8 +47,8 @@ def one_by_one(tasks: Any) -> Iterator[Any]:
     if isinstance(tasks, list):
         yield from tasks
         return
-    for task in unstacked(tasks):
-        yield pytree.tree_map(lambda tensor: tensor[None], task)
+    for i in range(n_tasks_of(tasks)):
+        yield pytree.tree_map(lambda p, i=i: p[i : i + 1], tasks)
 
 
 def alike(tasks: list[Any], places: Iterable[int]) -> list[list[int]]:

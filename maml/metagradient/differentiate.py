@@ -6,6 +6,7 @@ gradient at its solution. Compiled kernels are a part of the network (`maml.netw
 for plain cross-entropy, they also compute head and loss (`maml.metagradient.native`).
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 from datasets.generators import kept
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
 from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
+from maml.metagradient.forward_over_reverse import REMEMBERED_STEPS
 from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
@@ -88,8 +90,7 @@ def differentiate(
         tasks: A `datasets.tasks.Task` of B tasks, or any nest of tensors with that leading
             dimension.
         way: How to differentiate; results differ only by rounding.
-        batching: How to compute tasks that `native` does not cover. With "tasks", all ways go back
-            step by step.
+        batching: How to compute tasks that `native` does not cover.
     """
     choices_of = {way: get_args(Way), batching: get_args(Batching)}
     for value, choices in choices_of.items():
@@ -99,6 +100,7 @@ def differentiate(
         raise ValueError("second_moment: needs displacement=True and at least one step")
     if problem.is_part and n_tasks_of(tasks) != 1:
         raise ValueError("lives_on, optimizer_state: give one task, with a leading dimension of 1")
+    alone = batching == "tasks"
     if way == "auto" and any(tensor.device.type != "cpu" for tensor in problem.start.values()):
         # Not measured here: in MixFlow-MG (arXiv:2505.00793), mixed beats reverse mode on a GPU.
         way = "mixed"
@@ -106,14 +108,15 @@ def differentiate(
         derivatives = native(problem, tasks, heads=way == "mixed")
         if derivatives is not None:
             return _step_by_step(problem, tasks, derivatives)
+    compute = functools.partial(unrolled.through_loop, problem, batching=batching)
+    other = problem.implicit or problem.displacement or problem.is_part
+    # Back through a long loop step by step takes less memory, and alone no more time.
+    long = way == "mixed" or (way == "auto" and alone and problem.steps > REMEMBERED_STEPS)
+    if other or problem.snapshots is not None or (long and problem.steps):
+        any_loss = Derivatives(problem, alone=alone)
+        compute = functools.partial(_step_by_step, problem, derivatives=any_loss)
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-        if batching == "tasks":
-            return _task_by_task(problem, tasks)
-        other = problem.implicit or problem.displacement
-        by_steps = other or problem.is_part or problem.snapshots is not None
-        if not by_steps and (way != "mixed" or not problem.steps):
-            return unrolled.through_loop(problem, tasks)
-        return _step_by_step(problem, tasks, Derivatives(problem))
+        return _task_by_task(compute, tasks) if alone else compute(tasks)
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:
@@ -125,10 +128,11 @@ def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Out
     return forward_over_reverse.step_by_step(problem, tasks, derivatives)
 
 
-def _task_by_task(problem: Problem, tasks: Any) -> Outer:
+def _task_by_task(compute: Callable[[Any], Outer], tasks: Any) -> Outer:
     """Differentiate one task after the other, and sum the gradients in the order of the tasks."""
-    derivatives = Derivatives(problem, alone=True)
-    found = _of_each(lambda task: _step_by_step(problem, task, derivatives), tasks)
+    found = _of_each(compute, tasks)
+    if len(found) == 1:
+        return found[0]
     of_each = [each.gradients for each in found]
     gradients = pytree.tree_map(lambda *each: torch.stack(each).sum(0), *of_each)
     losses = torch.cat([each.losses for each in found])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
 from maml.metagradient import draws
+from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Outer, Problem, called
 from maml.metagradient.rules import make_rule
 from maml.networks.loss import NetworkLoss, is_ours
@@ -34,8 +35,10 @@ def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
     """Return the gradient by plain autograd; it is differentiable if gradients are enabled."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # A view, because hooks on a parameter are for the meta-gradient alone.
-        views = {n: w.view_as(w) if w.requires_grad else w.detach() for n, w in weights.items()}
+        # An alias, because hooks on a parameter are for the meta-gradient alone. It is no view_as,
+        # whose derivative fails for the sparse gradient of an embedding.
+        alias = torch.ops.aten.alias
+        views = {n: alias(w) if w.requires_grad else w.detach() for n, w in weights.items()}
         at = {n: w if w.requires_grad else w.requires_grad_() for n, w in views.items()}
         found = torch.autograd.grad(
             inner(at), list(at.values()), create_graph=create_graph, allow_unused=True,
@@ -58,14 +61,14 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
             with draws.at("support", step):
                 return called(problem.support, problem.params(weights, step), task, step)[0]
 
-        gradients = take(inner, weights)
-        if problem.pull_of_steps:
-            gradients = {
-                name: gradient + problem.proximal * (weights[name] - problem.start[name])
-                for name, gradient in gradients.items()
-            }
-        if problem.order == "first":
-            gradients = {name: gradient.detach() for name, gradient in gradients.items()}
+        # To first order, nothing is differentiated through the gradients.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and problem.order == "second"):
+            gradients = take(inner, weights)
+            if problem.pull_of_steps:
+                gradients = {
+                    name: gradient + problem.proximal * (weights[name] - problem.start[name])
+                    for name, gradient in gradients.items()
+                }
         if problem.transform is not None:
             gradients = problem.transform.changed(gradients, weights)
         rates = None if problem.rates is None else problem.rates[step]
@@ -74,15 +77,22 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
 
 
 @remembering()
-def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
+def outer_loss(
+    problem: Problem, task: Any, gradient: Gradient | None = None
+) -> tuple[Tensor, Tensor]:
     """Return one task's outer loss, and the query loss's outputs after the last step."""
-    weights, total = problem.start, None
+
+    def query(weights: Params, step: int) -> tuple[Tensor, Tensor]:
+        with draws.at("query", step):
+            return called(problem.query, problem.params(weights, step), task, step)
+
     if not problem.steps:
-        return called(problem.query, problem.params(weights, 0), task, 0)
-    for step, weights in enumerate(trajectory(problem, task)):
+        return query(problem.start, 0)
+    total = None
+    for step, weights in enumerate(trajectory(problem, task, gradient)):
         weight = problem.query_weight(step)
         if weight or step == problem.last_step:
-            loss, outputs = called(problem.query, problem.params(weights, step), task, step)
+            loss, outputs = query(weights, step)
             weighted = loss if weight == 1 else weight * loss
             total = weighted if total is None else total + weighted
     assert total is not None
@@ -90,15 +100,17 @@ def outer_loss(problem: Problem, task: Any) -> tuple[Tensor, Tensor]:
 
 
 @torch.enable_grad()
-def through_loop(problem: Problem, tasks: Any) -> Outer:
+def through_loop(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Outer:
     """Differentiate the outer loss of B tasks in reverse mode: memory grows with the steps."""
     leaves, structure = pytree.tree_flatten(problem.tensors())
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     own = problem.at(pytree.tree_unflatten(leaves, structure))
     # Our own networks have none of these layers, so they skip the check of every operation.
     known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
-    with contextlib.nullcontext() if known else Exact():
-        losses, outputs = torch.func.vmap(lambda task: outer_loss(own, task))(tasks)
+    alone = batching == "tasks"
+    take = by_autograd if alone else None
+    with contextlib.nullcontext() if known or alone else Exact():
+        losses, outputs = each_task(lambda task: outer_loss(own, task, take), batching)(tasks)
     # Some tensors may be unused, at some step or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
     by_name = pytree.tree_unflatten(gradients, structure)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from datasets import Episodes, Task
-from datasets.generators import begin, kept, seed_of
+from datasets.generators import LOCK, begin, kept, seed_of
 from maml.config.cli import parse
 from maml.metagradient.problem import Problem
 from maml.params import Params
@@ -104,7 +104,8 @@ def test_equals_a_plain_loop(steps: int, threads: int, more: list[str]) -> None:
         return value, value
 
     losses = partial(loss, "support"), partial(loss, "query")
-    with kept(), sdpa_kernel(SDPBackend.MATH):
+    # The lock: after `share`, a thread makes the next tasks, and seeds the generators.
+    with LOCK, kept(), sdpa_kernel(SDPBackend.MATH):
         expected = by_hand(Problem(start, *losses, lr=config.inner_lr, steps=steps), ids)
     total = expected.losses.sum().item()
     assert float(found.totals[0]) == pytest.approx(total, rel=1e-12)

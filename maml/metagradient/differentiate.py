@@ -108,11 +108,11 @@ def differentiate(
         derivatives = native(problem, tasks, heads=way == "mixed")
         if derivatives is not None:
             return _step_by_step(problem, tasks, derivatives)
+    if way == "auto" and alone and problem.steps > REMEMBERED_STEPS:
+        way = "mixed"  # less memory, and alone no more time
     compute = functools.partial(unrolled.through_loop, problem, batching=batching)
     other = problem.implicit or problem.displacement or problem.is_part
-    # Back through a long loop step by step takes less memory, and alone no more time.
-    long = way == "mixed" or (way == "auto" and alone and problem.steps > REMEMBERED_STEPS)
-    if other or problem.snapshots is not None or (long and problem.steps):
+    if other or problem.snapshots is not None or (way == "mixed" and problem.steps):
         any_loss = Derivatives(problem, alone=alone)
         compute = functools.partial(_step_by_step, problem, derivatives=any_loss)
     with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative

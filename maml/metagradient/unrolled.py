@@ -107,9 +107,8 @@ def through_loop(problem: Problem, tasks: Any, batching: Batching = "vmap") -> O
     own = problem.at(pytree.tree_unflatten(leaves, structure))
     # Our own networks have none of these layers, so they skip the check of every operation.
     known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
-    alone = batching == "tasks"
-    take = by_autograd if alone else None
-    with contextlib.nullcontext() if known or alone else Exact():
+    take = by_autograd if batching == "tasks" else None
+    with contextlib.nullcontext() if known or take else Exact():
         losses, outputs = each_task(lambda task: outer_loss(own, task, take), batching)(tasks)
     # Some tensors may be unused, at some step or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)

@@ -158,7 +158,12 @@ def _copied(module: nn.Module) -> nn.Module:
         tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
         # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
         made = bool(part._forward_pre_hooks)
-        shared |= {id(t): t if t.is_leaf and not made else t.detach() for t in tensors}
+        # A loss that reads the view of a parameter is refused, so it stays a view.
+        same = [t.is_leaf or isinstance(t._base, nn.Parameter) for t in tensors]
+        shared |= {
+            id(t): t if kept and not made else t.detach()
+            for t, kept in zip(tensors, same, strict=True)
+        }
     try:
         return closed_copy(module, shared | _stubborn(module, shared))
     except Exception as error:

@@ -43,8 +43,9 @@ def check(
         raise UserError(
             "the loss reads a parameter that is not the module's, or not by calling the module, "
             "which cannot learn here: put it into the module (layers in a Python list: into "
-            "nn.ModuleList; a function that reads it: as a method) and let forward return what the "
-            "loss needs of it, or take an outer loss of your own by adapt()"
+            "nn.ModuleList; a function that reads it: as a method; a view of it: made in forward) "
+            "and let forward return what the loss needs of it, or take an outer loss of your own "
+            "by adapt()"
         ) from error
     except UnreadError as error:
         unread = in_short(own_name(learner.network, name) for name in error.names)

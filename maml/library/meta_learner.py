@@ -278,7 +278,7 @@ class MetaLearner(checking.Waiting):
     def _outputs(self, x: Tensor) -> Any:
         """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
         learner, network = self.learner, self.learner.network
-        with torch.no_grad(), kept(), alone_with(network), switched(learner, training=False):
+        with torch.enable_grad(), kept(), alone_with(network), switched(learner, training=False):
             params = unadapted(learner, learner.meta_parameters()).params
             return learner.call_network(params, pytree.tree_map(torch.clone, x))[0]
 

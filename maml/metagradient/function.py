@@ -67,7 +67,8 @@ class Derivatives:
             again: Whether the caller will call `hessian_vector` at this point.
         """
         if self.alone:
-            at, tasks = pytree.tree_map(lambda tensor: tensor[0], (at, tasks))
+            with torch.no_grad():  # as `at` was made: forward may write there (max_norm)
+                at, tasks = pytree.tree_map(lambda tensor: tensor[0], (at, tasks))
         names = self._moving if part == "support" else tuple(at)
         leaves = {n: t.detach().requires_grad_(again or n in names) for n, t in at.items()}
         losses, outputs = self._call(part, leaves, tasks, step)

@@ -26,8 +26,14 @@ from maml.errors import UserError
 from maml.params import Params
 
 FORMAT = 1
+
+
+def _is_state(part: Any) -> bool:
+    return isinstance(part, dict) and all(map(torch.is_tensor, part.values()))
+
+
 PARTS: dict[str, Callable[[Any], bool]] = {
-    "model": lambda part: isinstance(part, dict) and all(map(torch.is_tensor, part.values())),
+    "model": lambda part: _is_state(part) and all(map(torch.is_floating_point, part.values())),
     "optimizer": lambda part: isinstance(part, dict),
     "iteration": lambda part: isinstance(part, int) and part >= 0,
     "seconds": lambda part: isinstance(part, (int, float)) and 0 <= part < math.inf,
@@ -129,10 +135,10 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     content = _content(path, older=True)
     if isinstance(content, dict) and "model" in content and "format" in content:
         return dict(load(path)["model"]), ""
-    if PARTS["model"](content) and content:
+    if _is_state(content) and content:
         return dict(content), ""
     parts = content if isinstance(content, dict) else {}
-    found = {key: part for key, part in parts.items() if part and PARTS["model"](part)}
+    found = {key: part for key, part in parts.items() if part and _is_state(part)}
     if not found:
         raise UserError(f"{path}: neither a checkpoint nor a state_dict of tensors")
     key = next(iter(found)) if len(found) == 1 else "state_dict"
@@ -158,7 +164,11 @@ def _content(path: Path, older: bool = False) -> Any:
         with warnings.catch_warnings():
             # These warnings are about files that are refused below anyway.
             warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        tensors = filter(torch.is_tensor, pytree.tree_leaves(content))
+        if any(t.layout != torch.strided or t.is_meta or t.is_quantized for t in tensors):
+            raise DamagedError(f"{path}: not a readable checkpoint: a tensor in it is not dense")
+        return content
     except UserError:
         raise
     except FileNotFoundError:

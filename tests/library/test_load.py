@@ -236,6 +236,12 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
         path.write_bytes(b"no checkpoint")
     with pytest.raises(maml.UserError, match="not a readable checkpoint"):
         maml.load(damaged)
+    content = torch.load(file, weights_only=True)
+    for change, said in ((torch.Tensor.to_sparse, "not dense"), (torch.Tensor.int, "its model")):
+        changed = {name: change(tensor) for name, tensor in content["model"].items()}
+        torch.save(content | {"model": changed}, damaged / "checkpoints" / "last.pt")
+        with pytest.raises(maml.UserError, match=said):
+            maml.load(damaged)
 
 
 GOOD = torch.rand(3, 1, 28, 28)

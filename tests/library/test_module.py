@@ -29,6 +29,8 @@ class Linked(nn.Module):
             self.layer.register_forward_hook(
                 lambda layer, _, h: self.kept.update(h=h * layer.whole().scale)
             )
+            drop = self.drop
+            self.drop = lambda h, own=(self,): drop(h) * own[0].scale
             self.last = self(torch.zeros(1, 16).double())  # torch cannot copy it
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,6 +76,17 @@ def test_what_leads_to_the_module_leads_to_the_copy(more: bool) -> None:
         found = torch.autograd.grad(loss, [*network.parameters()])
         torch.testing.assert_close(found, tuple(gradients), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(learner.train().evaluate(made(sizes))["loss"].mean(), expected)
+
+
+def test_a_view_of_a_parameter_is_refused() -> None:
+    network = dense()
+    loss = maml.MAML(network)(made())
+    network.register_forward_hook(lambda own, _, outputs: outputs.retain_grad())
+    assert maml.MAML(network)(made()) == loss
+    network.last = network[1].weight.t()
+    network.register_forward_hook(lambda own, _, outputs: outputs * own.last.sum())
+    with pytest.raises(maml.UserError, match="a view of it: made in forward"):
+        maml.MAML(network)(made())
 
 
 def test_what_has_adapted_is_its_own() -> None:

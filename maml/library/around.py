@@ -155,15 +155,12 @@ def _copied(module: nn.Module) -> nn.Module:
             raise _made_by("torch.jit.script", path, "its tensors cannot be replaced by a task's")
         if type(part).__name__ == "OptimizedModule":
             raise _made_by("torch.compile", path, "it has no second derivative")
-        tensors = [t for t in vars(part).values() if isinstance(t, Tensor)]
         # A hook makes some anew at each call, as those of torch.nn.utils.prune and weight_norm do.
         made = bool(part._forward_pre_hooks)
-        # A loss that reads the view of a parameter is refused, so it stays a view.
-        same = [t.is_leaf or isinstance(t._base, nn.Parameter) for t in tensors]
-        shared |= {
-            id(t): t if kept and not made else t.detach()
-            for t, kept in zip(tensors, same, strict=True)
-        }
+        for t in (value for value in vars(part).values() if isinstance(value, Tensor)):
+            # A loss that reads the view of a parameter is refused, so it stays a view.
+            stays = t.is_leaf or isinstance(t._base, nn.Parameter)
+            shared[id(t)] = t if stays and not made else t.detach()
     try:
         return closed_copy(module, shared | _stubborn(module, shared))
     except Exception as error:

@@ -4,9 +4,12 @@ import importlib
 
 import pytest
 
-from benchmarks import scaling
+import maml
+from benchmarks import orders, scaling
 from benchmarks.record import table, write
+from maml.config.presets import with_values
 from maml.errors import UserError
+from tests.launching import REPO
 
 
 @pytest.mark.parametrize(
@@ -15,6 +18,7 @@ from maml.errors import UserError
         ("throughput", "--rounds", "0"),
         ("throughput", "--json", "/no/record.json"),
         ("scaling", "--warm-up", "some"),
+        ("orders", "--batches", "1"),
         ("tables", "--chekc", "--check"),
     ],
 )
@@ -43,3 +47,17 @@ def test_scaling_s_figures_are_those_of_a_run_s_metrics(tmp_path):
     assert "dropped" not in shown
     write(tmp_path / "record.json", {"rows": []})
     assert (tmp_path / "record.json").read_text() == '{\n  "rows": []\n}\n'
+
+
+def test_orders_differ_by_the_inner_steps_alone():
+    model = maml.load(
+        REPO / "launch" / "records" / "maml-glyphs-5way-1shot" / "seed-0", device="cpu"
+    )
+    found, without = (
+        orders.compare(with_values(model.config, **changes), model.meta_params, 3)
+        for changes in ({}, {"inner_steps": 0})
+    )
+    assert without["interval"] == pytest.approx([1, 1]) and without["cosine"] == pytest.approx(1)
+    assert without["first_halves"] == pytest.approx(without["second_halves"]) != 1
+    assert found["interval"][0] <= found["cosine"] <= found["interval"][1] < 0.9
+    assert found["tasks"] == 3 * model.config.meta_batch_size

@@ -48,8 +48,9 @@ class Common:
     )
     adapt: str | None = _learner(
         None,
-        "What the inner loop adapts: PATTERN[=RATE],… of parameters' names (*: any text, @head, "
-        "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
+        "Which parameters the inner loop adapts: PATTERN[=RATE],…. A pattern is a name, with * for "
+        "any text, or @head, @body, @norm. RATE multiplies --inner-lr [all; anil: @head, boil: "
+        "@body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
         0.99, "Discount of a reward for each step that it comes later.", least=0, most=1
@@ -193,11 +194,9 @@ class Common:
     checkpoint_every: int = _output(
         500, "Iterations between checkpoints; there is always one at the end.", WAY, least=1
     )
-    keep_checkpoints: int = _output(
-        5, "Keep so many of the newest checkpoints, for evaluators.", WAY, least=1
-    )
+    keep_checkpoints: int = _output(5, "How many of the newest checkpoints are kept.", WAY, least=1)
     keep_best: int = _output(
-        0, "Keep so many that validated best, for --iteration best, --ensemble.", WAY, least=0
+        0, "How many of the models that validated best are kept, for maml.evaluate.", WAY, least=0
     )
     resume: str = _output(
         "auto", "auto: go on from the run directory's checkpoint, if any; never; or a path.", HOST

@@ -25,8 +25,8 @@ COLUMNS = {
     "weights": "{weights}",
     "tasks": "{tasks}",
     "cosine of the two orders": "{cosine:.2f} ({interval[0]:.2f} to {interval[1]:.2f})",
-    "two halves of the tasks, first order": "{first_halves:.2f}",
-    "second order": "{second_halves:.2f}",
+    "two halves, first order": "{first_halves:.2f}",
+    "two halves, second order": "{second_halves:.2f}",
 }
 
 

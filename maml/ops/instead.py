@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from maml.ops import recurrent
 from maml.ops.attention import attention
 
 
@@ -28,6 +30,10 @@ def _attention(
 
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
+    torch.lstm: recurrent.lstm,
+    torch.gru: recurrent.gru,
+    torch.rnn_tanh: recurrent.rnn_tanh,
+    torch.rnn_relu: recurrent.rnn_relu,
 }
 
 

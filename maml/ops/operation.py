@@ -116,7 +116,8 @@ class _Gradient(Function):
             found = _by_torch(operation, cotangents, inputs, along)
             return None, None, *found, *none
         of_outputs, of_gradients = operation.tangents(inputs, kept, cotangents, along)
-        return None, None, *of_outputs, *of_gradients, *none
+        there = [None if c is None else t for c, t in zip(cotangents, of_outputs, strict=True)]
+        return None, None, *there, *of_gradients, *none
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, operation: Operation, n: int, *given: Any) -> Any:
@@ -131,7 +132,7 @@ def _parts(operation: Operation, n: int, given: Tensors) -> tuple[Tensors, Tenso
 def _of_each(function: Any, info: Any, dims: Any, tensors: Tensors, *settings: Any) -> Any:
     """Give all tensors a leading dimension, which an operation computes entry by entry."""
     lifted = [
-        t and None if t is None else t.movedim(d, 0) if d is not None else _expanded(t, info)
+        t if t is None else _expanded(t, info) if d is None else t.movedim(d, 0)
         for t, d in zip(tensors, dims, strict=True)
     ]
     found = function.apply(*settings, *lifted)

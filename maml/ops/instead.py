@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from maml.ops import recurrent
+from maml.ops import convolution, recurrent
 from maml.ops.attention import attention
 
 
@@ -34,6 +34,7 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.gru: recurrent.gru,
     torch.rnn_tanh: recurrent.rnn_tanh,
     torch.rnn_relu: recurrent.rnn_relu,
+    **convolution.INSTEAD,
 }
 
 

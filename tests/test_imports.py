@@ -23,7 +23,7 @@ FLOORS = (
     ("errors", "seeds", "params"),
     ("config",),
     ("processes", "execution"),
-    ("kernels",),
+    ("kernels", "ops"),
     ("networks",),
     ("metagradient", "nn"),
     ("learners",),

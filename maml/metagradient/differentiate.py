@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from maml.ops.instead import Instead
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
@@ -115,7 +115,7 @@ def differentiate(
     if other or problem.snapshots is not None or (way == "mixed" and problem.steps):
         any_loss = Derivatives(problem, alone=alone)
         compute = functools.partial(_step_by_step, problem, derivatives=any_loss)
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    with Instead():
         return _task_by_task(compute, tasks) if alone else compute(tasks)
 
 

@@ -1,5 +1,6 @@
 """Sweeps: every trial runs once, whichever process is killed, and states are true."""
 
+import ctypes
 import errno
 import json
 import os
@@ -162,6 +163,22 @@ def test_a_stopped_sweep_continues_its_trials(number: signal.Signals, tmp_path: 
         (first, second), rows = starts(trial), trial.run_dir / "metrics.jsonl"
         assert first[0] == "0" and int(second[0]) > 0
         assert rows.read_text().count("validation") == 40
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_a_signal_no_further_trial_starts(workers: int, tmp_path: Path) -> None:
+    """The signal comes while trials test, and whichever thread of the sweep gets it."""
+    path = written(tmp_path, {"seed": [0, 1, 2, 3], "rounds": 1, "test": 2.0})
+    launched = begun(path, "--workers", str(workers))
+    pid = launched.process.pid
+    try:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == workers)
+        thread = max(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        assert ctypes.CDLL(None).tgkill(pid, thread, signal.SIGTERM) == 0
+        launched.wait(60, expect=143)
+    finally:
+        launched.kill()
+    assert states(path) == [FINISHED] * workers
 
 
 def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:

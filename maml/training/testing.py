@@ -1,11 +1,13 @@
 """Evaluate a run: validations during training, the test at the end, and pictures of both."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from maml.config import registry
 from maml.config.presets import changed, published_row
@@ -13,6 +15,7 @@ from maml.evaluation.best import BestModel
 from maml.evaluation.scores import (
     after_steps,
     evaluate,
+    headline,
     means,
     no_answers,
     of_tasks,
@@ -116,7 +119,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     config, (iteration, params) = run.config, tested
     n_tasks = run.iteration * config.meta_batch_size
     result: dict[str, Any] = {
-        "accuracy": None, "ci95": None, "tasks": config.test_tasks,
+        "accuracy": None, "ci95": None, "interval95": None, "tasks": config.test_tasks,
         "transductive": config.transductive, "non_transductive_accuracy": None,
         "preset": config.preset, **published_row(config),
         "changed": changed(config),
@@ -143,7 +146,21 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     run.write(scores)
     run.say(summary(scores, config, config.transductive))
     run.say(no_answers(scores))
+    judged = ("" if config.transductive else "non_transductive_") + headline(names)
+    result["interval95"] = _interval(values[:, names.index(judged)], judged)
     return result | with_headline(scores, transductive=config.transductive)
+
+
+def _interval(scores: Tensor, name: str) -> list[float] | None:
+    """Return the ends of the covering interval for the mean of ``scores [T]``; None if unknown."""
+    # Imported here, because only a test needs scipy.
+    from maml.evaluation.intervals import interval
+
+    if len(scores) < 2:
+        return None
+    bounds = (0.0, 1.0) if name.endswith("accuracy") else ()
+    found = interval(scores.double().numpy(), *bounds)
+    return found if all(map(math.isfinite, found)) else None
 
 
 def draw(run: Run, params: Params, result: dict[str, Any]) -> None:

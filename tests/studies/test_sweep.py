@@ -16,12 +16,14 @@ from unittest.mock import Mock
 import pytest
 
 from maml.errors import UserError
+from maml.run import directory
 from maml.studies import arms
 from maml.studies import sweep as command
 from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
+from tests.runs import glyphs
 from tests.studies import sweeps
 
 FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "${args}"]
@@ -138,6 +140,11 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     # Without workers, the report shows what there is.
     assert swept(path, "--workers", "0", "--report") == 0
     assert (tmp_path / "there" / "report.md").read_text() == report
+    # It names the inner steps of each setting's tests, if a program tells its configuration.
+    directory.write_config(opened(path).trials()[3].run_dir, glyphs(eval_inner_steps=5))
+    assert swept(path, "--workers", "0", "--report") == 0
+    report = (tmp_path / "there" / "report.md").read_text()
+    assert re.search(r"good=0\.5 .* 5 +\|\n.*good=0\.25 .* – +\|", report), report
     monkeypatch.setenv("FAKE_MENDED", "1")
     assert swept(path, "--retry", "--report") == 0
     assert states(path) == [FINISHED] * 6

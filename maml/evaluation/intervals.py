@@ -24,15 +24,16 @@ ALIKE = 1e-12
 """Values that differ by less are equal, but for rounding."""
 
 
-def interval(values: Floats, least: float = -math.inf, most: float = math.inf) -> list[float]:
-    """Return both ends for the mean of ``values [n]``, n ≥ 2, which lie in ``[least, most]``.
+def interval(values: Floats, metric: str = "") -> list[float]:
+    """Return both ends for the mean of ``values [n]`` of a metric; an accuracy's lie in [0, 1].
 
-    Equal values tell nothing about the spread: then both ends are nan.
+    Equal values, or one, tell nothing about the spread: then both ends are nan.
     """
     if np.ptp(values) < ALIKE:
         return [math.nan, math.nan]
     low, high = stats.t.interval(LEVEL, len(values) - 1, values.mean(), stats.sem(values))
-    return [max(least, min(low, _low(values))), min(most, max(high, -_low(-values)))]
+    ends = [min(low, _low(values)), max(high, -_low(-values))]
+    return np.clip(ends, 0, 1).tolist() if metric.endswith("accuracy") else ends
 
 
 def is_skewed(values: Floats) -> bool:
@@ -41,9 +42,7 @@ def is_skewed(values: Floats) -> bool:
     Cochran (1977, Sampling Techniques, section 2.15) asks for n > 25·skewness², so that an interval
     of 95 % fails in at most 6 % of studies.
     """
-    if np.ptp(values) < ALIKE:
-        return False
-    return len(values) < 25 * float(stats.skew(values)) ** 2
+    return bool(np.ptp(values) > ALIKE and len(values) < 25 * stats.skew(values) ** 2)
 
 
 def p_of_zero(values: Floats) -> float:

@@ -42,12 +42,10 @@ have been shown in four studies of five.{more}
 SKEWED = """
 
 Too skewed for ±: {names}. A few tasks decide such a mean, so ± misses the truth more often than in
-5 % of studies. Read the interval beside it, or test on more tasks (`--test-tasks`).
-"""
+5 % of studies. Read the interval beside it, or test on more tasks (`--test-tasks`)."""
 LOSSES = """
 
-A learner of a user's own may state a loss of its own ({names}); then Δ is one of two measures.
-"""
+A learner of a user's own may state a loss of its own ({names}); then Δ is of two measures."""
 
 
 def main(arguments: list[str]) -> int:
@@ -93,7 +91,6 @@ def plain(value: float, metric: str) -> str:
 
 def means_table(arms: Sequence[Arm], metric: str) -> str:
     """Return a table of means, each with its intervals over tasks and over seeds, and warnings."""
-    bounds = (0.0, 1.0) if is_percent(metric) else ()
 
     def around(values: Floats) -> str:
         found = shown(values)
@@ -107,7 +104,7 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     for arm in arms:
         each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
         every, means = np.concatenate(each), np.array([of_seed.mean() for of_seed in each])
-        low, high = (plain(end, metric) for end in interval(every, *bounds))
+        low, high = (plain(end, metric) for end in interval(every, metric))
         over = around(means) if len(each) > 1 else "–"
         tasks = "–".join(map(str, sorted({min(map(len, each)), max(map(len, each))})))
         row = [arm.name, around(every), f"{low} to {high}", over, str(len(each)), tasks]
@@ -115,22 +112,16 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
         if is_skewed(every):
             skewed.append(arm.name)
     header = ["", f"{metric}, ± over tasks", "95 % interval", "± over seeds", "seeds", "tasks each"]
-    header.append("test steps")
-    if len({row[-1] for row in rows}) == 1:
-        header, rows = header[:-1], [row[:-1] for row in rows]
-    text = grid(header, rows)
-    if skewed:
-        text += SKEWED.format(names=", ".join(skewed)).rstrip()
+    text = grid([*header, "test steps"], rows)
+    text += SKEWED.format(names=", ".join(skewed)) if skewed else ""
     learners = dict.fromkeys(arm.first.config.learner for arm in arms)
-    if metric.endswith("loss") and len(learners) > 1 and any(map(is_theirs, learners)):
-        text += LOSSES.format(names=", ".join(learners)).rstrip()
-    return text
+    differ = metric.endswith("loss") and len(learners) > 1 and any(map(is_theirs, learners))
+    return text + (LOSSES.format(names=", ".join(learners)) if differ else "")
 
 
 def test_steps(run: Run) -> str:
-    """Return the number of inner steps at a run's test; "–" if its learner takes none."""
+    """Return the inner steps at a run's test; "–" for a learner of ours that takes none."""
     facts = registry.known("learner").get(run.config.learner)
-    # A user's own learner is not imported, so it may take none.
     return "–" if facts and not facts.adapts_at_test else str(run.config.eval_inner_steps)
 
 

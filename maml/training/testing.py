@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from maml.config import registry
 from maml.config.presets import changed, published_row
@@ -146,21 +145,13 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     run.write(scores)
     run.say(summary(scores, config, config.transductive))
     run.say(no_answers(scores))
-    judged = ("" if config.transductive else "non_transductive_") + headline(names)
-    result["interval95"] = _interval(values[:, names.index(judged)], judged)
-    return result | with_headline(scores, transductive=config.transductive)
-
-
-def _interval(scores: Tensor, name: str) -> list[float] | None:
-    """Return the ends of the covering interval for the mean of ``scores [T]``; None if unknown."""
     # Imported here, because only a test needs scipy.
     from maml.evaluation.intervals import interval
 
-    if len(scores) < 2:
-        return None
-    bounds = (0.0, 1.0) if name.endswith("accuracy") else ()
-    found = interval(scores.double().numpy(), *bounds)
-    return found if all(map(math.isfinite, found)) else None
+    judged = ("" if config.transductive else "non_transductive_") + headline(names)
+    ends = interval(values[:, names.index(judged)].double().numpy(), judged)
+    result["interval95"] = ends if all(map(math.isfinite, ends)) else None
+    return result | with_headline(scores, transductive=config.transductive)
 
 
 def draw(run: Run, params: Params, result: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datasets.words import counted
 from maml.config import Config, registry
-from maml.config.presets import experiment
+from maml.config.presets import changed, experiment
 from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
 from maml.run.files import read_rows
@@ -67,6 +67,9 @@ class Trainer:
             f"{counted(strategy.world.size, 'process', 'processes')}, "
             f"iterations {run.iteration} to {config.iterations}, run directory {run.dir}"
         )
+        if "eval_inner_steps" in changed(config):
+            steps = counted(config.eval_inner_steps, "inner step")
+            run.say(f"tests take {steps} (--eval-inner-steps); training takes {config.inner_steps}")
         if registry.data_set(config.data).own_images:
             size = f"{config.image_size}x{config.image_size} pixels"
             run.say(f"images are scaled to {size} (--image-size, --image-mode)")

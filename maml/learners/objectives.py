@@ -119,8 +119,16 @@ TAKEN = {
     *("server_seconds", "dropped", "staleness"),
     *("forwards", "requests", "flushed", "missed_tasks"),
     # result.json, also of a record.
-    *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
-    *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),
+    *("ci95", "interval95", "transductive", "preset", "published", "claim", "source"),
+    *(
+        "deviations",
+        "changed",
+        "iterations",
+        "tested_iteration",
+        "test_images",
+        "diverged",
+        "ensemble",
+    ),
     # evaluations.jsonl: the options of the evaluation.
     *("data", "images", "ways", "shots", "eval_queries", "eval_inner_steps"),
     # test_tasks.csv: which task it is.

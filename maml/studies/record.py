@@ -18,7 +18,7 @@ import yaml
 
 from maml.config import FLAGS, OF_A_HOST, Config, registry, saved
 from maml.config.parser import Parser, add_trust, at_least
-from maml.config.presets import PRESETS, changed, published_row, spelled
+from maml.config.presets import PRESETS, changed, differing, published_row, spelled
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, load_best
 from maml.evaluation.scores import evaluate, with_headline
@@ -150,8 +150,7 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     if preset is not None:
         # The number of iterations follows from --epochs.
         here = {*OF_A_HOST, *PLACES, *(("iterations",) if config.epochs is not None else ())}
-        values = {name: getattr(config, name) for name in FLAGS if name not in here}
-        other = {name: v for name, v in values.items() if v != getattr(preset, name)}
+        other = differing(config, preset, [name for name in FLAGS if name not in here])
         flags = f"{config.preset} {spelled(other)}".rstrip()
     processes, threads = start.get("processes", 1), start.get("threads", config.threads)
     program = "launch/local" if processes > 1 else "python train_maml.py"

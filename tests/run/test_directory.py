@@ -55,8 +55,8 @@ def test_training_rows(finished: Path) -> None:
 def test_result(finished: Path, tmp_path: Path) -> None:
     found = result(finished)
     contract = {
-        "accuracy", "ci95", "tasks", "transductive", "non_transductive_accuracy", "preset",
-        "published", "seconds", "tasks_per_second",
+        "accuracy", "ci95", "interval95", "tasks", "transductive", "non_transductive_accuracy",
+        "preset", "published", "seconds", "tasks_per_second",
     }  # fmt: skip
     assert contract <= found.keys()
     assert (found["tasks"], found["transductive"], found["preset"]) == (6, True, CONFIG.preset)
@@ -68,7 +68,10 @@ def test_result(finished: Path, tmp_path: Path) -> None:
     assert found["iterations"] == 5
     tasks = 5 * CONFIG.meta_batch_size
     assert found["tasks_per_second"] == pytest.approx(tasks / found["seconds"], rel=1e-9)
+    low, high = found["interval95"]
+    assert 0 <= low < found["accuracy"] - found["ci95"] + 1e-9 and found["accuracy"] < high <= 1
     train(sinusoid(test_tasks=1), tmp_path)
+    assert result(tmp_path)["interval95"] is None
     assert result(tmp_path)["accuracy"] is None and result(tmp_path)["loss"] > 0
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.whole import regular, written
+from datasets.whole import no_link, regular, sweep, written
 from maml.errors import UserError
 from maml.params import Params
 
@@ -104,10 +104,9 @@ def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` whole or not at all; raise UserError if that fails (a full disk)."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        no_link(path.parent).mkdir(parents=True, exist_ok=True)
         # Leftovers of processes killed while saving: only one process saves in a run.
-        for stale in path.parent.glob("*.pt.*.tmp"):
-            stale.unlink(missing_ok=True)
+        sweep(path.with_name("*.pt"))
         with written(path) as temporary, open(temporary, "wb") as file:
             torch.save({"format": FORMAT, **content}, file)
     except (OSError, RuntimeError) as error:

@@ -20,7 +20,7 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import make_folder, read_object, read_rows, write_text
+from maml.run.files import make_folder, read_object, read_rows, refuse_links, write_text
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -29,13 +29,22 @@ OF_A_START = (
 """Facts about a start that checkpoints and records keep, too: they hold no local paths."""
 
 
+WRITTEN = (
+    "checkpoints", "metrics.jsonl", "nonfinite", "nonfinite.jsonl", "wandb", "tensorboard",
+)  # fmt: skip
+"""What a training writes into: links in their place would lead elsewhere. Other files, it replaces
+as a whole."""
+
+
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``; make the directory if necessary.
 
-    Raise UserError if it cannot be made or written, or if its metrics.jsonl is damaged.
+    Raise UserError if it cannot be made or written, if its metrics.jsonl is damaged, or if a link
+    leads out of it. It may itself be a link: its user has made that.
     """
     given = config.run_dir
     path = _default(config) if given is None else user_path("run_dir", given)
+    refuse_links(path, *WRITTEN)
     for folder in (path, path / "checkpoints"):
         make_folder(folder, "--run-dir")
     # Check the rows before anything changes, because a run drops the rows after its beginning.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.whole import regular, written
+from datasets.whole import no_link, regular, written
 from maml.errors import UserError
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
@@ -43,7 +43,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
     A full disk may have cut the last line short. Then the new line still begins a line.
     """
     try:
-        with open(path, "ab+") as file:
+        with open(no_link(path), "ab+") as file:
             file.seek(max(file.tell() - 1, 0))
             is_cut = file.read(1) not in (b"", b"\n")
             file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
@@ -112,6 +112,15 @@ def make_folder(folder: Path, flag: str) -> None:
         raise UserError(f"{flag} {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UserError(f"{flag} {folder}: not writable")
+
+
+def refuse_links(run_dir: Path, *names: str) -> None:
+    """Raise UserError if one of these entries of a run directory is a link: a run writes there."""
+    for path in map(run_dir.joinpath, names):
+        try:
+            no_link(path)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}: remove it") from error
 
 
 def write_tasks(

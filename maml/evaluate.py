@@ -267,7 +267,7 @@ class Watch:
             limit = patience if state in ("training", "unknown") else min(SETTLE, patience)
             if time.monotonic() - since > limit:
                 why = {
-                    "unknown": "no training has begun",
+                    "unknown": "no training has begun, or status.json is damaged",
                     "training": f"training is at iteration {iteration}",
                     "lost": f"training was lost after iteration {iteration}",
                 }.get(state, f"training has {state}; checkpoint {iteration} is missing or damaged")

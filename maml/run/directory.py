@@ -21,6 +21,7 @@ from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
 from maml.run.files import make_folder, read_object, read_rows, refuse_links, write_text
+from maml.run.forms import STATUS, Form
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -161,10 +162,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if it cannot be read."""
+def read_json(path: Path, form: Form) -> dict[str, Any]:
+    """Return the JSON object of a ``form`` in a file, or an empty one if there is none."""
     with contextlib.suppress(UserError):
-        return read_object(path)
+        return read_object(path, form)
     return {}
 
 
@@ -180,12 +181,10 @@ def write_status(run_dir: Path, state: str, iteration: int) -> None:
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
     """Return what `write_status` wrote, or None; the state is "lost" if training was killed."""
-    content = read_json(run_dir / "status.json")
-    if not content.keys() >= {"state", "iteration"}:
-        return None
-    if content["state"] == "training":
+    content = read_json(run_dir / "status.json", STATUS)
+    if content.get("state") == "training":
         # An earlier version did not write the process.
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
             if Identity(**content["process"]).is_gone():
                 content["state"] = "lost"
-    return content
+    return content or None

@@ -25,7 +25,7 @@ from maml.config.parser import Parser, at_least
 from maml.processes.identity import OutOfMemory
 from maml.processes.launcher import LOCAL, MET, STORE
 from maml.processes.program import run_program
-from maml.processes.signals import heeded, leave_lost_terminal, name_of
+from maml.processes.signals import heeded, name_of
 
 TRAIN = Path(__file__).resolve().parents[1] / "train_maml.py"
 
@@ -73,7 +73,7 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     own, others = parser.parse_known_args(arguments)
     if not others:
         parser.print_help()
-        raise SystemExit(2)
+        parser.exit(2)
     # Check the flags here, so that an error appears once, before any worker starts.
     parse(others)
     return own.workers, own.restarts, others
@@ -127,7 +127,6 @@ class _Workers:
                 self.kill()
             time.sleep(LOOK)
         if self.stopped_by:
-            leave_lost_terminal()
             return 128 + self.stopped_by
         if self._failed is None or self._processes[0].returncode == 0:
             return 0

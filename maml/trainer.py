@@ -13,6 +13,7 @@ from maml.metagradient.outer_optimizer import NotFiniteError
 from maml.run import directory, progress
 from maml.run.files import read_rows
 from maml.run.log import RunLog
+from maml.run.reading import history
 from maml.training import testing
 from maml.training.ending import Ending
 from maml.training.guard import Guard
@@ -134,6 +135,6 @@ class Trainer:
         if run.speaks:
             result["diverged"] = self.guard.diverged()
             rows = read_rows(run.dir / "metrics.jsonl")
-            result["skipped"] = sum(row.get("skipped", 0) for row in rows)
+            result["skipped"] = int(sum(history(rows, "train/skipped").values()))
             directory.write_json(run.dir / "result.json", result)
         return result

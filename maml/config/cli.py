@@ -7,7 +7,7 @@ from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
 from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
-from maml.errors import UserError
+from maml.errors import Done, UserError
 
 AGAIN = "--config"
 """Stands in place of PRESET. The config.yaml of the run to repeat follows."""
@@ -33,8 +33,8 @@ def parse(arguments: Sequence[str]) -> Config:
     if name.startswith(f"{AGAIN}="):
         name, flags = AGAIN, [name.partition("=")[2], *flags]
     if name == LIST:
-        print(describe(), flush=True)
-        raise SystemExit(0)
+        print(describe())
+        raise Done(0)
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]
     if name == AGAIN:

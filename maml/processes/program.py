@@ -1,7 +1,6 @@
 """How a command ends: one line for bad input, an exit code, and no hang."""
 
 import contextlib
-import io
 import json
 import os
 import resource
@@ -12,7 +11,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from maml.errors import UserError, WorkerLostError
+from datasets.theirs import described
+from maml.errors import Done, UserError, WorkerLostError
+from maml.processes import streams
 from maml.processes.launcher import let_it_be_named
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
@@ -29,8 +30,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     only rank 0 prints it. Another rank prints an input error that rank 0 does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
+    streams.install()
     try:
         code = _within_limits(main, arguments)
     except UserError as error:
@@ -46,20 +46,25 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         if str(error):
             _say(error)
         _exit(error.code)
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. The interpreter would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(0)
-    except Exception:
+    except Done as done:
+        code = done.code
+    except KeyboardInterrupt:
+        if speaks:
+            print("interrupted", file=sys.stderr)
+        _exit(130)
+    except SystemExit as error:
+        # Code of a user's own, in the middle of the work: its code 0 would say that all is done.
+        _say(UserError(f"the program was told to end: {described(error)}"))
+        _exit(error.code if isinstance(error.code, int) and error.code else 1)
+    except BaseException:
         if not _has_peers():
             raise
         # A normal exit would wait for the transport's threads.
         traceback.print_exc()
         _exit(1)
-    except KeyboardInterrupt:
-        if speaks:
-            print("interrupted", file=sys.stderr)
-        _exit(130)
+    if not code and speaks and (failure := streams.lost()):
+        _say(UserError(f"standard output: {failure.strerror}"))
+        _exit(2)
     _exit(code if isinstance(code, int) else 0)
 
 

@@ -25,6 +25,7 @@ from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.files import TESTED
+from maml.run.forms import RESULT, START, misfit
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
 from maml.strategies.local import alone
@@ -83,7 +84,7 @@ def write(
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
     run = Run(run_dir, here)
     # Published values come from this commit's presets, which may be newer than the run's.
-    result = files.read_object(run_dir / "result.json")
+    result = files.read_object(run_dir / "result.json", RESULT)
     result |= published_row(config) | {"changed": changed(config)}
     if wrong := recorded.other_means(run):
         raise UserError(f"{run_dir / 'result.json'}: not what {TESTED} says: {wrong}")
@@ -118,7 +119,7 @@ def write(
 
 def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a run's starts (time, commit, …) from its config.yaml, or raise a UserError."""
-    if wrong := recorded.misfit(content, KEPT | {"starts": list}):
+    if wrong := misfit(content, KEPT | {"starts": [START]}):
         raise UserError(f"{run_dir / 'config.yaml'}: damaged: its {wrong}")
     found = content["starts"]
     for start in found:

@@ -13,6 +13,7 @@ from pathlib import Path
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
 from maml.processes.signals import StopRequest, exit_code
+from maml.processes.streams import log_in
 from maml.studies.sweeping import command, file
 from maml.studies.sweeping.sweep import FAILED, RUNNING, WAITING, Sweep
 from maml.studies.sweeping.worker import Workers, say
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> int:
     elif not folder.is_dir():
         raise UserError(f"--workers 0: nothing was run in {folder}")
     sweep = Sweep(folder, described)
+    log_in(folder)
     _tell(sweep, options.total)
     if options.retry:
         say(f"{sweep.retry_failed()} failed trials wait again")

@@ -291,14 +291,6 @@ def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Any) -> None:
     assert mistake("--config", "~no-such/x").startswith("--config ~no-such/x: ")
 
 
-def test_a_name_that_is_not_utf_8_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "utf-8", write_through=True))
-    with pytest.raises(SystemExit, match="0"):
-        run_program(lambda _: print("caf\udce9"), [])
-    assert printed.getvalue() == b"caf\\udce9\n"
-
-
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     def fail(arguments: list[str]) -> None:
         raise ZeroDivisionError

@@ -129,7 +129,7 @@ def draw(found: dict[str, Any], picture: Path) -> None:
     ratio.axhline(1.0, color=style.GREY, linewidth=1)
     for axis, label in (
         (rate, "actions a second, all observers"),
-        (ratio, "batched ÷ unbatched, actions a second"),
+        (ratio, "batched ÷ unbatched"),
         (wait, "ms from a request to its action"),
     ):
         style.finish(axis, "observers", label)

@@ -2,11 +2,11 @@
 
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
-torchrun's key-value store listens at every address of a host, and anyone who reaches it can write
-to it. Here the store, RPC and gloo listen only at the loopback address of a network of the job's own,
-which no other user of the host reaches (`maml.processes.namespaces`). torchrun ends all workers
-when one is lost. Here the workers decide, once all have met: a run that can do without the lost
-worker continues. With ``--restarts``, workers that have all ended start again, and continue from
+torchrun's key-value store listens at every address of a host, and anyone who reaches it can run
+code in the job. Here the store, RPC and gloo listen in a network of the job's own, which no other
+user of the host can enter (`maml.processes.namespaces`). torchrun ends all workers when one is
+lost. Here the workers decide, once all have met: a run that can do without the lost worker
+continues. With ``--restarts``, workers that have all ended start again, and continue from
 the last checkpoint.
 """
 

@@ -10,6 +10,7 @@ from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import changed, experiment
 from maml.metagradient.outer_optimizer import NotFiniteError
+from maml.processes.namespaces import exposed_to
 from maml.run import directory, progress
 from maml.run.files import read_rows
 from maml.run.log import RunLog
@@ -76,6 +77,7 @@ class Trainer:
             run.say(f"images are scaled to {size} (--image-size, --image-mode)")
         if slow := run.worker.why_no_kernels():
             run.say(f"{slow}: it is differentiated by torch, which is slower")
+        run.say(exposed_to(strategy.world))
         run.say(strategy.advice)
 
     def _train(self) -> None:

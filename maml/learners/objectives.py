@@ -117,7 +117,7 @@ TAKEN = {
     # `Strategy.report`, in rows of training: all and collectives; servers; observers.
     *("wire_bytes", "reduce_seconds"),
     *("server_seconds", "dropped", "staleness"),
-    *("forwards", "requests", "flushed", "missed_tasks"),
+    *("forwards", "requests", "flushed", "requests_per_second", "action_ms", "missed_tasks"),
     # result.json, also of a record.
     *("ci95", "interval95", "transductive", "preset", "published", "claim", "source"),
     *(

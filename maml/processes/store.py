@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from maml.errors import WorkerLostError, timed_out
 from maml.processes.launcher import STORE, launcher_holds_store
+from maml.processes.namespaces import in_own_network
 from maml.processes.world import World
 
 ANSWER = 1.0
@@ -32,6 +33,7 @@ START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
 
 
+@in_own_network
 def _connect(world: World, timeout: float) -> Store:
     """Connect to the store at ``MASTER_ADDR``; if no launcher holds one, rank 0 opens it."""
     seconds = timedelta(seconds=timeout)
@@ -142,6 +144,7 @@ def exchange(store: Store, world: World, content: Any) -> list[Any]:
     ]
 
 
+@in_own_network
 def new_connection(world: World, room: str, timeout: float) -> Store:
     """Return `own_connection` to a store that may be gone; raise OSError if it is.
 

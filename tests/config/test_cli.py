@@ -39,7 +39,9 @@ ACTING = "--data cartpole --network mlp --learner"
 EXTRA = {
     "keep_moment": "--learner reptile --meta-optimizer sgd",
     **dict.fromkeys(("discount", "horizon"), f"{ACTING} reinforce"),
-    "batch_wait": f"--strategy observers {ACTING} reinforce",
+    **dict.fromkeys(
+        ("batched_inference", "batch_wait"), f"--strategy observers {ACTING} reinforce"
+    ),
 }
 
 

@@ -21,9 +21,11 @@ def description(kind: type, learner: Learner, loss: Any, batching: str | None) -
 
     ``loss`` is a function, a module, or None.
     """
-    found = {"the learner": kind.__name__, "batching": str(batching)}
-    found["head"] = str(getattr(learner.network, "head_prefix", None))
+    found = {"the learner": kind.__name__}
+    head = str(getattr(learner.network, "head_prefix", None))
+    found["head"] = own_name(learner.network, head).rstrip(".")
     found |= {k: str(v) for k, v in vars(learner.config).items() if k not in OF_A_HOST}
+    found["batching"] = str(batching or "auto")
     of_loss = f"{_name(loss)} (code {zlib.crc32(repr(_code(loss, set())).encode()):08x})"
     found["the loss"] = type(loss).__qualname__ if isinstance(loss, nn.Module) else of_loss
     for path, part in parts(learner, loss):
@@ -60,20 +62,19 @@ def difference(ours: Mapping[str, str], theirs: Mapping[str, str], rank: int) ->
     for name in {**ours, **theirs}:
         here, there = (of.get(name, "missing") for of in (ours, theirs))
         if here != there:
-            return (
-                f"{name} is {here} on rank 0 and {there} on rank {rank}: under "
-                "maml.distributed(), make the same meta-learner on every rank"
-            )
-    return ""
+            found = f"{name} is {here} on rank 0 and {there} on rank {rank}"
+            break
+    else:
+        found = f"the parts of rank {rank} are in another order than those of rank 0"
+    return f"{found}: under maml.distributed(), make the same meta-learner on every rank"
 
 
 def parts(learner: Learner, loss: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a learner and its loss, each with its user's name for it."""
-    for path, part in learner.named_modules():
-        own = f"{path}.".removeprefix("network.")
+    for path, part in learner.named_modules(prefix="learner"):
+        own = f"{path}.".removeprefix("learner.network.")
         yield (path if own == f"{path}." else own_name(learner.network, own)[:-1]), part
-    for path, part in loss.named_modules() if isinstance(loss, nn.Module) else ():
-        yield f"loss.{path}".rstrip("."), part
+    yield from loss.named_modules(prefix="loss") if isinstance(loss, nn.Module) else ()
 
 
 def _form(tensor: Tensor | None) -> str:
@@ -99,10 +100,11 @@ def _code(value: Any, seen: set[int]) -> Any:
     elif isinstance(value, types.MethodType):
         value = value.__func__
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        value = value.__code__, value.__defaults__, value.__kwdefaults__, cells
+        value = value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__
     elif isinstance(value, types.CodeType):
         value = value.co_code, value.co_names, value.co_consts
+    elif isinstance(value, types.CellType):
+        value = value.cell_contents if value != types.CellType() else None
     if isinstance(value, dict):
         value = list(value.items())
     if isinstance(value, list | tuple):

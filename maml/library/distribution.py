@@ -34,7 +34,7 @@ POLL = timedelta(seconds=0.5)
 """A wait for a collective returns to Python after this time, to see whether a rank was lost."""
 GRACE = 5.0
 """A rank that left may have done its part of a collective, which then ends within these seconds."""
-DOING = "make a meta-learner", "call one"
+DOING = "make", "call"
 
 watch: Liveness | None = None
 """What finds lost ranks, once `maml.library.joining.distributed` has joined the others."""
@@ -122,8 +122,9 @@ def _of_all(doing: str, made_of: dict[str, str], numbers: list[int]) -> Tensor:
     for rank, (does, has, *_) in enumerate(of_all.tolist()):
         if does != of_all[0, 0]:
             raise UserError(
-                f"rank {rank} begins to {DOING[does]}, and rank 0 to {DOING[int(of_all[0, 0])]}: "
-                "under maml.distributed(), every rank must make and call the same ones in order"
+                f"rank {rank} begins to {DOING[does]} a meta-learner, and rank 0 to "
+                f"{DOING[int(of_all[0, 0])]} one: under maml.distributed(), every rank must make "
+                "and call the same ones, in the same order"
             )
         if has != of_all[0, 1]:
             raise UserError(difference(_from_rank(0, made_of), _from_rank(rank, made_of), rank))
@@ -214,8 +215,8 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
         if not torch.isclose(sizes[0, 0], there, rtol=0, atol=near, equal_nan=True):
             raise UserError(
                 f"the parameters of rank {rank} are not those of rank 0: call maml.distributed() "
-                "before maml.MAML(…), which gives all processes rank 0's; later, load a state on "
-                "every rank alike"
+                "before maml.MAML(…), which gives all processes rank 0's; later, load states and "
+                "take an optimizer's steps on every rank alike"
             )
         if of_all[rank, 1] != of_all[0, 1]:
             raise UserError(

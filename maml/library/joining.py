@@ -30,8 +30,8 @@ def distributed(timeout: float = 300.0) -> int:
     this function only returns rank 0. A process group that you have initialised serves as it is.
 
     Args:
-        timeout: Seconds that a rank waits for the others. After that, and at once if a rank has
-            ended, the waiting call raises a `WorkerLostError`, which names the rank.
+        timeout: Seconds that a rank waits for the others. If one does not come, or soon after one
+            has ended, the call that waits raises a `WorkerLostError`, which names that rank.
 
     Raises:
         UserError: for another timeout than a positive number, or an impossible environment.

@@ -326,6 +326,7 @@ class Liveness:
             if not self._ends:
                 self.found = found
                 self._over.set()
+                self._board.leave()
                 return
             line, lost, code = found
             lost_zero = lost == 0 or bool(self._board.broken)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maml.errors import UserError
 from maml.execution.outside import kept_outside
 from maml.learners import Learner
-from maml.library.distribution import OF_TORCH
+from maml.library.agreement import OF_TORCH
 from maml.metagradient.reading import ForeignError, UnreadError
 from maml.networks.calls import alone_with, lost_writes
 from maml.networks.headless import in_short

@@ -23,7 +23,7 @@ from maml.errors import UserError
 from maml.execution.threads import copied
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import classes_of, for_targets
-from maml.library import checking, distribution
+from maml.library import agreement, checking, distribution
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around
 from maml.library.fast_module import FastModule, adapted, unadapted
@@ -100,7 +100,7 @@ class MetaLearner(checking.Waiting):
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._of_classes, self._reaching = loss is None, checking.reached(own, module)
-        distribution.same_everywhere(self, loss)
+        distribution.same_everywhere(self._made_of, learner, loss)
 
     @classmethod
     def around(cls, learner: Learner, phase: int) -> MetaLearner:
@@ -129,6 +129,10 @@ class MetaLearner(checking.Waiting):
         self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
         self._learning = checking.begin_learning(self.learner)
+
+    def _made_of(self) -> dict[str, str]:
+        loss = self._loss.loss if isinstance(self._loss, OfModule) else self._loss
+        return agreement.description(type(self), self.learner, loss, self._asked)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -162,7 +166,7 @@ class MetaLearner(checking.Waiting):
         mine = distribution.part(len(tasks))
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
-        seed = distribution.same_number(tasks, params)
+        seed = distribution.same_number(tasks, params, self._made_of)
         if self.learner.config.inner_batch is not None:  # mini-batches are of a random order
             keys = addresses.keys(seed, "train", "support order", range(len(tasks)))
             tasks = reordered(tasks, keys)

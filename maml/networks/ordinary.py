@@ -28,8 +28,8 @@ def own_name(network: nn.Module, name: str) -> str:
     return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
-def check_parameters(network: nn.Module, name: str) -> None:
-    """Refuse parameters that cannot learn."""
+def check_parameters(network: nn.Module, name: str, *, of_run: bool = True) -> None:
+    """Refuse parameters that cannot learn; ``of_run``: complex ones, too."""
     for path, module in network.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise UserError(
@@ -37,7 +37,12 @@ def check_parameters(network: nn.Module, name: str) -> None:
                 "derivative; make it with sparse=False"
             )
     for where, parameter in network.named_parameters():
-        if not parameter.is_floating_point():
+        if parameter.is_complex() and of_run:
+            raise UserError(
+                f"--network {name}: {where} is complex, and a run's files and messages have real "
+                "parameters: make it of two real ones by torch.complex, or take maml.MAML"
+            )
+        if not (parameter.is_floating_point() or parameter.is_complex()):
             raise UserError(
                 f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
                 "learn; make it a buffer"

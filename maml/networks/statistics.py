@@ -26,7 +26,8 @@ class OneValueError(UserError, ValueError):
         super().__init__(
             f"a batch norm: expected more than 1 value per channel, got input size {[*size]}: by "
             "its own statistics, one example has the same answer as any other; give more examples, "
-            "answer by the support set's statistics, or use a group or layer norm"
+            'answer by the support set\'s statistics (batch_statistics="support"), or use a group '
+            "or layer norm"
         )
 
 

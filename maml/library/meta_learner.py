@@ -232,18 +232,19 @@ class MetaLearner(checking.Waiting):
 
     def _measuring(self, tasks: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs."""
-        x, y = next(unstacked(tasks[0]))[2:]
+        _, own, x, y = next(unstacked(tasks[0]))
+        nests = [type(part).__name__ for part in (own, y) if not isinstance(part, Tensor)]
         of_numbers = not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex()
-        if of_numbers and self._of_classes:
-            kind = y.dtype if isinstance(y, Tensor) else f"a {type(y).__name__}"
+        if self._of_classes and (nests or of_numbers):
+            what = f"its targets are a {nests[0]}" if nests else f"query_y is {y.dtype}"
             raise UserError(
-                f"task 0: query_y is {kind}, and the default loss is of classes; give loss="
+                f"task 0: {what}, and the default loss is of classes; give loss="
                 "torch.nn.functional.cross_entropy for their shares [E, N], mse_loss or another one"
             )
         classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
-            own = next(unstacked(task))
-            for part, (of_x, of_y) in (("support", own[:2]), ("query", own[2:])):
+            sets = next(unstacked(task))
+            for part, (of_x, of_y) in (("support", sets[:2]), ("query", sets[2:])):
                 self._check_labels(f"task {i}: {part}_y", of_x, of_y)
         parts = y.dim() - 1 if classes else 0
         if self._loss is None or (classes and not parts):
@@ -264,6 +265,8 @@ class MetaLearner(checking.Waiting):
 
     def _check_labels(self, what: str, x: Tensor, y: Tensor) -> None:
         """Refuse labels outside the classes, unless the loss accepts the set, to ignore them."""
+        if not isinstance(y, Tensor):
+            return
         classes = self._classes(x, y) if len(y) else 0
         strange = tuple(y[(y < 0) | (y >= classes)].unique().tolist())
         if not strange or strange in self._accepted:

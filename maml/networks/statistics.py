@@ -24,10 +24,10 @@ class OneValueError(UserError, ValueError):
 
     def __init__(self, size: Sequence[int]) -> None:
         super().__init__(
-            f"a batch norm: expected more than 1 value per channel, got input size {[*size]}: by "
-            "its own statistics, one example has the same answer as any other; give more examples, "
-            'answer by the support set\'s statistics (batch_statistics="support"), or use a group '
-            "or layer norm"
+            f"Expected more than 1 value per channel when training, got input size {[*size]}: by "
+            "its own statistics, a batch norm gives one example the same answer as any other; give "
+            'more examples, answer by the support set\'s statistics (batch_statistics="support"), '
+            "or use a group or layer norm"
         )
 
 

@@ -1,5 +1,6 @@
 """What torch's layers refuse is refused where other operations take their place."""
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable
@@ -10,10 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import maml
+from maml.errors import UserError
 from maml.execution.exact import Exact
 from maml.networks.calls import apply
+from maml.networks.conv4 import Conv4
 from maml.networks.ordinary import explicit, tensors
 from maml.networks.statistics import OneValueError
+from tests.runs import worker_of
 
 
 class Calling(nn.Module):
@@ -104,7 +109,31 @@ def test_given_statistics_normalise_one_example() -> None:
     network, x = explicit(nn.BatchNorm1d(4), "x"), torch.randn(3, 4)
     whole, used = network(x)
     torch.testing.assert_close(network(x[:1], used)[0], whole[:1])
-    with pytest.raises(
-        OneValueError, match=r"more than 1 value per channel, .* \[1, 4\]: .* group"
-    ):
+    with pytest.raises(OneValueError, match=r"^Expected more than 1 value .* \[1, 4\]: .* group"):
         network(x[:1])
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_compiled_blocks_leave_one_pixel_to_the_norm(pool: bool) -> None:
+    """Strided blocks end with one pixel of 16 by 16; pooled ones normalise four."""
+    x, y = torch.rand(2, 5, 1, 16, 16), torch.arange(5).repeat(2, 1)
+    network = Conv4((1, 16, 16), 5, filters=16, pool=pool)
+    learner, refused = maml.MAML(network), contextlib.nullcontext()
+    for tasks in ((x, y, x[:, :1], y[:, :1]), (x[:, :1], y[:, :1], x, y)):
+        with refused if pool else pytest.raises(OneValueError):
+            learner(tasks)
+    with refused if pool else pytest.raises(OneValueError):
+        network(x[0, :1])
+    assert learner((x, y, x, y)).isfinite()
+
+
+def test_a_run_s_single_queries_are_refused() -> None:
+    """Their numbers would have no transductive column, which a run's files have."""
+    worker = worker_of("maml-sinusoid-10shot", network=f"{__name__}:Normed", eval_queries=1)
+    with pytest.raises(UserError, match=r"^a task of one query .*--eval-queries"):
+        worker.evaluate(worker.learner.meta_parameters(), "test", torch.arange(2))
+
+
+class Normed(nn.Sequential):
+    def __init__(self, shape: Any, outputs: int) -> None:
+        super().__init__(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))

@@ -150,9 +150,11 @@ class MetaLearner(checking.Waiting):
     @alone()
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:
         checking.check_learning(self._learning)
-        given = as_tasks(tasks, self._some.dtype)
-        leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
-        with explained(given, self._some):
+        every = self.learner.meta_parameters()
+        some = next(iter(every.values()))
+        given = as_tasks(tasks, some.dtype)
+        leaves = {n: p for n, p in every.items() if p.requires_grad}
+        with explained(given, some):
             return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -31,6 +31,20 @@ class Given(NamedTuple):
     objective: Objective
 
 
+class Predictions(NamedTuple):
+    """A network's outputs for the queries of B tasks: ``[B, E, …]`` each.
+
+    Attributes:
+        transductive: Normalised by the whole query set's statistics, as in MAML's released code.
+            None: a single query has no such statistics.
+        non_transductive: Normalised by the support set's statistics: no output depends on other
+            queries. The same object as ``transductive`` where nothing is normalised.
+    """
+
+    transductive: Tensor | None
+    non_transductive: Tensor
+
+
 def accuracy(
     logits: Tensor, labels: Tensor, *, parts: int = 0, classes_first: bool = False
 ) -> dict[str, Tensor]:

@@ -116,6 +116,14 @@ class Waiting(nn.Module):
             )
         super().__setattr__(name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "clone":
+            raise AttributeError(
+                "a meta-learner has no clone: fast = learner.adapt(support_x, support_y) returns "
+                "the module after its adaptation, and learner(tasks) the outer loss"
+            )
+        return super().__getattr__(name)
+
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return what torch's method returns."""
         with alone_with(self.learner.network):

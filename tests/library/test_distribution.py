@@ -15,7 +15,16 @@ from torch import Tensor, nn
 import maml
 from maml.library.distribution import device_for
 from tests.launching import run, start_ranks, torchrun
-from tests.library.own_networks import Branching, Judge, dense, made, stacked
+from tests.library.own_networks import (
+    Branching,
+    Judge,
+    Tempered,
+    Waves,
+    dense,
+    learning,
+    made,
+    stacked,
+)
 
 
 def of_experts(seed: int) -> list[Tensor]:
@@ -26,6 +35,13 @@ def of_experts(seed: int) -> list[Tensor]:
         task[0][0, 0] = task[2][0, 0] = sign
     learner(tasks).backward()
     return [parameter.grad for parameter in learner.parameters() if parameter.grad is not None]
+
+
+def of_waves(seed: int) -> list[Tensor]:
+    torch.manual_seed(seed)
+    network, loss = Waves(), Tempered().double()
+    maml.MAML(network, loss=loss, inner_lr=0.1, inner_steps=2)(stacked(made())).backward()
+    return [*(p.grad for p in network.parameters()), *(p.grad for p in learning(loss))]  # type: ignore[misc]
 
 
 def trained(seed: int) -> list[Tensor]:
@@ -45,7 +61,13 @@ def trained(seed: int) -> list[Tensor]:
         optimizer.step()
     ours: Any = next(m for m in learner.modules() if hasattr(m, "attributes"))
     held = [*ours.attributes, *map(torch.as_tensor, ours.plain.values())]
-    return [loss.detach(), *held, *learner.state_dict().values(), *of_experts(seed)]
+    return [
+        loss.detach(),
+        *held,
+        *learner.state_dict().values(),
+        *of_experts(seed),
+        *of_waves(seed),
+    ]
 
 
 def smooth(by: float) -> Callable[[Tensor, Tensor], Tensor]:

@@ -23,7 +23,7 @@ from maml.learners import Learner, one_by_one
 from maml.learners.objectives import classes_of, for_targets
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
-from maml.library.around import Loss, learner_around, loss_of
+from maml.library.around import Loss, OfModule, learner_around, loss_of
 from maml.library.fast_module import FastModule, adapted, first_outputs
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.metagradient import draws

@@ -86,7 +86,7 @@ def _linear(module: Any, w: Weights, at: str, x: jax.Array) -> jax.Array:
 def _convolution(module: Any, w: Weights, at: str, x: jax.Array) -> jax.Array:
     (stride, _), (padding, _) = module.stride, module.padding
     kernel = w[f"{at}weight"]
-    n, _, height, width = x.shape
+    height, width = x.shape[2:]
     size = kernel.shape[2]
     x = jnp.pad(x, ((0, 0), (0, 0), (padding, padding), (padding, padding)))
     rows, columns = (1 + (s + 2 * padding - size) // stride for s in (height, width))

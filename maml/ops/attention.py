@@ -1,4 +1,4 @@
-"""Scaled dot-product attention with memory that grows linearly in the sequence, twice differentiable.
+"""Scaled dot-product attention, twice differentiable with memory linear in the length.
 
 Torch's fused kernels have no second derivative, and its plain way keeps the weights of all pairs of
 positions. Here each derivative goes through blocks of queries and computes their weights again, so
@@ -112,6 +112,7 @@ class Attention(Operation):
     seed: int | None = None
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor]:
+        """See `Operation.plain`."""
         q, k, v, mask = inputs
         assert q is not None and k is not None and v is not None
         whole = slice(0, q.shape[-2]), slice(0, k.shape[-2])
@@ -122,6 +123,7 @@ class Attention(Operation):
         return (weights @ v,)
 
     def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor], tuple[()]]:
+        """See `Operation.value`."""
         q, k, v, mask = inputs
         assert q is not None and k is not None and v is not None
         if self.dropout or self.window is not None:
@@ -131,15 +133,16 @@ class Attention(Operation):
             return (found,), ()
         # Fused attention takes two leading dimensions.
         heads = q.shape[-3:-2] if q.dim() > 2 else (1,)
-        flat = [t.reshape(-1, *heads, *t.shape[-2:]) for t in (q, k, v)]
+        own_q, own_k, own_v = (t.reshape(-1, *heads, *t.shape[-2:]) for t in (q, k, v))
         if mask is not None:
             mask = _flat(mask, q.shape[:-3]).expand(-1, -1, q.shape[-2], k.shape[-2])
         found = F.scaled_dot_product_attention(
-            *flat, attn_mask=mask, is_causal=self.causal, scale=self.scale
+            own_q, own_k, own_v, mask, is_causal=self.causal, scale=self.scale
         )
         return (found.view(*q.shape[:-1], v.shape[-1]),), ()
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
+        """See `Operation.gradient`."""
         q, k, v, mask = inputs
         (do,) = cotangents
         assert q is not None and k is not None and v is not None and do is not None
@@ -157,6 +160,7 @@ class Attention(Operation):
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
     ) -> tuple[Tensors, Tensors]:
+        """See `Operation.tangents`."""
         q, k, v, mask = inputs
         (do,) = cotangents
         assert q is not None and k is not None and v is not None and do is not None
@@ -205,9 +209,7 @@ class Attention(Operation):
                 own = own if mask.shape[-1] == 1 else own[..., seen]
             scores = _masked(scores, self._visible(rows, seen, q.device), own)
             weights = _softmax(scores, may_be_empty=mask is not None)
-            yield _Block(
-                rows, seen, weights, None if factors is None else next(factors)[..., seen]
-            )
+            yield _Block(rows, seen, weights, None if factors is None else next(factors)[..., seen])
 
     def _visible(self, rows: slice, seen: slice, device: torch.device) -> Tensor | None:
         """Return which of the keys ``seen`` the queries ``rows`` may see; None: all."""

@@ -26,7 +26,9 @@ from maml.ops.operation import Operation, Tensors
 
 @dataclass(frozen=True)
 class Convolution(Operation):
-    """``x [E, C, S…], w [O, C/groups, K…]`` → ``[E, O, S'…]``; a transposed w: ``[C, O/groups, …]``."""
+    """``x [E, C, S…], w [O, C/groups, K…]`` → ``[E, O, S'…]``; transposed:
+    ``w [C, O/groups, K…]``.
+    """
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -36,16 +38,19 @@ class Convolution(Operation):
     output_padding: tuple[int, ...] = ()
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Operation.plain`."""
         x, w = (t for t in inputs if t is not None)
         if x.dim() > 2 + len(self.stride):
             return (torch.func.vmap(lambda *own: self.plain(*own)[0])(x, w),)
         return (self._convolve(x, w, 1),)
 
     def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `Operation.value`."""
         x, w = (t for t in inputs if t is not None)
         return (self._of_tasks(x, w),), ()
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
+        """See `Operation.gradient`."""
         x, w = inputs
         (do,) = cotangents
         assert x is not None and w is not None and do is not None
@@ -54,6 +59,7 @@ class Convolution(Operation):
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
     ) -> tuple[Tensors, Tensors]:
+        """See `Operation.tangents`."""
         x, w = inputs
         (do,) = cotangents
         assert x is not None and w is not None and do is not None
@@ -112,7 +118,9 @@ class Convolution(Operation):
         return w.reshape(-1, *w.shape[-1 - len(self.stride) :])
 
 
-def _convolution(n: int, of_torch: Callable[..., Tensor], *, transposed: bool) -> Callable[..., Any]:
+def _convolution(
+    n: int, of_torch: Callable[..., Tensor], *, transposed: bool
+) -> Callable[..., Any]:
     """Return a function with the arguments of ``torch.conv1d`` and so on, in n dimensions."""
 
     def each(value: int | Sequence[int]) -> tuple[int, ...]:
@@ -151,12 +159,13 @@ def _convolution(n: int, of_torch: Callable[..., Tensor], *, transposed: bool) -
     return call
 
 
+_OF_TORCH: dict[bool, tuple[Callable[..., Any], ...]] = {
+    False: (torch.conv1d, torch.conv2d, torch.conv3d),
+    True: (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d),
+}
 INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     function: _convolution(n, function, transposed=transposed)
-    for transposed, functions in (
-        (False, (torch.conv1d, torch.conv2d, torch.conv3d)),
-        (True, (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)),
-    )
+    for transposed, functions in _OF_TORCH.items()
     for n, function in enumerate(functions, 1)
 }
 """What to call in place of each of torch's functions."""

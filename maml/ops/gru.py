@@ -67,9 +67,11 @@ class Gru(Operation):
     n_kept = 2
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Operation.plain`."""
         return self.value(*inputs)[0]
 
     def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `Operation.value`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         a, h, w, b = flat([t for t in inputs if t is not None])
         wt, of_step = w.mT, self.steps.of(a)
@@ -88,7 +90,8 @@ class Gru(Operation):
         return tuple(found[:2]), tuple(found[2:])
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
-        a, _, w, _ = flat([t for t in inputs if t is not None])
+        """See `Operation.gradient`."""
+        a = flat([t for t in inputs if t is not None])[0]
         p, before = flat([t for t in kept if t is not None])
         factors = _factors(a, p, before)
         back = self._back(inputs, factors, cotangents)
@@ -127,6 +130,7 @@ class Gru(Operation):
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
     ) -> tuple[Tensors, Tensors]:
+        """See `Operation.tangents`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         filled = [
             torch.zeros_like(t) if v is None else v
@@ -149,7 +153,7 @@ class Gru(Operation):
             ys.append(moved + _summed(ps[-1] * of_states[step]))
             of_h = put(ys[-1], of_h)
         of_p, of_before = (self.steps.join(each) for each in (ps, hs))
-        _, of_factors = torch.func.jvp(_factors, (a, p, before), (of_a, of_p, of_before))
+        _, of_factors, *_ = torch.func.jvp(_factors, (a, p, before), (of_a, of_p, of_before))
         back = self._back(inputs, factors, cotangents)
         states = _thrice(back.states)
         plus = (

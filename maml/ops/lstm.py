@@ -43,7 +43,7 @@ def _factors(z: Tensor, c: Tensor) -> _Factors:
 
 
 class _Back(NamedTuple):
-    """What a way back has found: dz and (dc⁺, dc⁺, dc⁺, dh⁺) of all steps, dh and dc at the start."""
+    """A way back: dz and (dc⁺, dc⁺, dc⁺, dh⁺) of all steps, dh and dc at the start."""
 
     z: Tensor
     states: Tensor
@@ -59,10 +59,12 @@ class Lstm(Operation):
     n_kept = 3
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Operation.plain`."""
         (y, h, c), _ = self.value(*inputs)
         return y, h, c
 
     def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `Operation.value`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         a, h, c, w = flat([t for t in inputs if t is not None])
         wt, of_step = w.mT, self.steps.of(a)
@@ -82,6 +84,7 @@ class Lstm(Operation):
         return tuple(found[:3]), tuple(found[3:])
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
+        """See `Operation.gradient`."""
         z, before, c = flat([t for t in kept if t is not None])
         back = self._back(inputs, _factors(z, c), cotangents)
         found = back.z, back.h, back.c, back.z.mT @ before
@@ -92,9 +95,7 @@ class Lstm(Operation):
     ) -> _Back:
         """Go back through all steps; ``plus`` is added to what each step finds."""
         w = flat([t for t in inputs if t is not None])[3]
-        dy, dh, dc = (
-            None if t is None else t.reshape(-1, *t.shape[-2:]) for t in cotangents
-        )
+        dy, dh, dc = (None if t is None else t.reshape(-1, *t.shape[-2:]) for t in cotangents)
         zero = w.new_zeros(()).expand(*flat([inputs[1]])[0].shape)  # type: ignore[list-item]
         dh, dc = (zero if t is None else t for t in (dh, dc))
         gates, forget, cell = map(self.steps.of, factors)
@@ -122,6 +123,7 @@ class Lstm(Operation):
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
     ) -> tuple[Tensors, Tensors]:
+        """See `Operation.tangents`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         z, before, c = flat([t for t in kept if t is not None])
         filled = [
@@ -146,7 +148,7 @@ class Lstm(Operation):
             ys.append(torch.addcmul(parts[..., 3, :], cell[step], now))
             of_h, of_c = put(ys[-1], of_h), put(now, of_c)
         moved = [self.steps.join(each) for each in (zs, hs, cs)]
-        _, of_factors = torch.func.jvp(_factors, (z, c), (moved[0], moved[2]))
+        _, of_factors, *_ = torch.func.jvp(_factors, (z, c), (moved[0], moved[2]))
         back = self._back(inputs, factors, cotangents)
         own_c, own_h = back.states.chunk(4, -1)[2:]
         plus = _Plus(
@@ -166,7 +168,7 @@ class Lstm(Operation):
 
 
 class _Plus(NamedTuple):
-    """What the factors' tangents contribute to the tangents of dc⁺, dz, dc and dh, for all steps."""
+    """What the tangents of the factors add to the tangents of dc⁺, dz, dc and dh."""
 
     cell: Tensor
     z: Tensor

@@ -92,7 +92,7 @@ class _Value(Function):
 
 
 class _Gradient(Function):
-    """(operation, number of outputs, cotangents, inputs, kept tensors) → gradients by the inputs."""
+    """(operation, number of outputs, cotangents, inputs, kept) → gradients by the inputs."""
 
     @staticmethod
     def forward(operation: Operation, n: int, *given: Tensor | None) -> Any:
@@ -160,10 +160,10 @@ def _by_torch(
 
         at = {i: t for i, t in own.items() if i >= n}
         fixed = {i: t for i, t in enumerate(given) if i >= n and i not in at and t is not None}
-        _, pull_back = torch.func.vjp(outputs, at)
+        _, pull_back, *_ = torch.func.vjp(outputs, at)
         (found,) = pull_back([own[i] for i in range(n) if i in own])
         return [found[i] for i in sorted(at)]
 
-    _, pull_back = torch.func.vjp(gradient, floats)
+    _, pull_back, *_ = torch.func.vjp(gradient, floats)
     (found,) = pull_back([v for v in along if v is not None])
     return [found.get(i) for i in range(len(given))]

@@ -1,7 +1,7 @@
 """Torch's recurrent layers, all layers and directions, by `Lstm` and `Gru`.
 
-Torch computes them by oneDNN, one task after the other, or by cuDNN, without a second derivative.
-Batched over tasks, it writes each gate out, which takes three times as many operations. The functions have the arguments of ``torch.lstm``, ``torch.gru``,
+Torch computes them by oneDNN, which cannot be batched over tasks, or by cuDNN, which has no second
+derivative. The functions here have the arguments of ``torch.lstm``, ``torch.gru``,
 ``torch.rnn_tanh`` and ``torch.rnn_relu``, which torch's modules call.
 
 Shape legend: T steps, E sequences, I inputs, N rows of all steps, H units, K layers × directions.
@@ -70,7 +70,7 @@ def _stacked(layer: Layer, n_states: int, of_torch: Callable[..., Any]) -> Calla
 
     def call(*given: Any) -> Any:
         packed = isinstance(given[-1], bool) and not isinstance(given[3], bool)
-        data, sizes = given[0], given[1] if packed else None
+        data = given[0]
         states, weights, biased, n_layers, dropout, trains, both_ways, *first = given[1 + packed :]
         states = [states] if isinstance(states, Tensor) else list(states)
         per = 4 if biased else 2
@@ -79,7 +79,7 @@ def _stacked(layer: Layer, n_states: int, of_torch: Callable[..., Any]) -> Calla
         own = [_Weights(*weights[i : i + per]) for i in range(0, len(weights), per)]
         rows, batch_first = data, bool(first and first[0])
         if packed:
-            lengths = tuple(sizes.tolist())
+            lengths = tuple(given[1].tolist())
         else:
             rows = rows.transpose(0, 1) if batch_first else rows
             lengths = (rows.shape[1],) * rows.shape[0]

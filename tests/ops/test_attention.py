@@ -89,7 +89,8 @@ def test_vmap_and_further_derivatives_equal_torchs() -> None:
     def results(function: Any) -> list[Tensor]:
         def inner(w: Tensor, x: Tensor) -> Tensor:
             keys = x @ w.T
-            return function(x @ w, keys, x, mask=keys[..., 0].detach()[:, None] > -2).square().mean()
+            seen = keys[..., 0].detach()[:, None] > -2
+            return function(x @ w, keys, x, mask=seen).square().mean()
 
         def outer(x: Tensor) -> Tensor:
             return inner(w - 0.5 * torch.func.grad(inner)(w, x), x)

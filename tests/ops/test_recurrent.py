@@ -60,7 +60,7 @@ def test_value_and_two_derivatives_equal_torchs(case: str, packed: bool) -> None
 @pytest.mark.parametrize("case", ["lstm, deep, both ways", "gru, deep, both ways", "rnn"])
 def test_batched_over_tasks_with_weights_of_their_own(case: str) -> None:
     layer = layer_of(case)
-    params = {name: p for name, p in layer.named_parameters()}
+    params = dict(layer.named_parameters())
     tasks = torch.randn(3, 5, 2, 3, dtype=torch.float64)
 
     def outer(x: Tensor) -> Tensor:
@@ -78,4 +78,3 @@ def test_batched_over_tasks_with_weights_of_their_own(case: str) -> None:
         together = gradients(torch.func.vmap(outer)(tasks))
     for ours, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-

@@ -1,8 +1,6 @@
 """How a command ends: one line for bad input, an exit code, and no hang."""
 
-import contextlib
 import io
-import json
 import os
 import resource
 import signal
@@ -10,10 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 from maml.errors import UserError, WorkerLostError
-from maml.processes.launcher import let_it_be_named
+from maml.processes.launcher import let_it_be_named, tell_launcher
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words in the errors of libraries that got no memory. They share no exception type."""
@@ -86,14 +83,10 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def _say(error: Exception) -> None:
-    """Print the line; also write it to this process's error file: torchrun shows the first one."""
+    """Print the line, and tell the launcher."""
     line = f"error: {error}"
     print(line, file=sys.stderr)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        more = {"py_callstack": line, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
+    tell_launcher(line)
 
 
 def _exit(code: int) -> None:

@@ -37,6 +37,12 @@ class Identity(NamedTuple):
         """Whether the process is in this host's boot and container: its id is valid here."""
         return self.place == _place()
 
+    def keep_in_sight(self) -> None:
+        """Open what the kernel tells of a near process: later no file descriptor may be free."""
+        if self.is_near and self not in _in_sight:
+            with suppress(OSError):
+                _in_sight[self] = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY)
+
     def state(self) -> str:
         """Return the letter of the process's state (proc(5)), as far as this process can see it.
 
@@ -47,7 +53,7 @@ class Identity(NamedTuple):
         if self.host != platform.node() or space != own_space or not self.since:
             return "?"
         try:
-            fields = _fields(self.pid) if boot == own_boot else []
+            fields = _fields(self.pid, _in_sight.get(self)) if boot == own_boot else []
         except OSError:
             return "?"
         return fields[_STATE] if fields and fields[_START] == self.since else ""
@@ -70,9 +76,13 @@ class Identity(NamedTuple):
     def resident(self) -> int:
         """Return the bytes of memory of the process, which must be near; 0 if they are unknown."""
         with suppress(OSError, IndexError):
-            return int(_fields(self.pid)[_PAGES]) * resource.getpagesize()
+            fields = _fields(self.pid, _in_sight.get(self))
+            return int(fields[_PAGES]) * resource.getpagesize()
         return 0
 
+
+_in_sight: dict[Identity, int] = {}
+"""Open files that `_fields` reads."""
 
 _STATE, _START, _PAGES = 0, 19, 21
 """Fields of `_fields`: the state, the start, and the pages of memory."""
@@ -88,16 +98,18 @@ def started(pid: int) -> str:
     return ""
 
 
-def _fields(pid: int) -> list[str]:
+def _fields(pid: int, file: int | None = None) -> list[str]:
     """Return a process's fields in /proc/PID/stat from its state on; [] if it is gone.
 
-    OSError: they cannot be read, as without free file descriptors.
+    ``file``: a descriptor of this file, if one was opened before. It never tells of a later process
+    with this id. OSError: the file cannot be read, as without free file descriptors.
     """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        stat = Path(f"/proc/{pid}/stat").read_bytes() if file is None else os.pread(file, 4096, 0)
     except (FileNotFoundError, ProcessLookupError):
         return []
-    fields = stat.rpartition(")")[2].split()  # after the name, which may hold any characters
+    # After the name, which may hold any characters.
+    fields = stat.rpartition(b")")[2].decode().split()
     return fields if fields and fields[_STATE] not in "ZX" else []
 
 

@@ -84,7 +84,7 @@ class Liveness:
         """Meet all other processes and watch them; raise RuntimeError if one is missing."""
         if self.world.size > 1:
             watched = range(1, self.world.size) if self._is_zero else [0]
-            self.members.found = self._board.meet(watched)
+            self.members.watch(self._board.meet(watched))
             say_all_have_met()
             self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
             self._judge_thread.start()
@@ -251,7 +251,8 @@ class Liveness:
         answered, now = self._board.answered, self.clock.now()
         if now > answered + self.timeout:
             line = self._holder() + self._others([0], answered)
-            return Finding(f"{line}: silent for {now - answered:.0f} s ({self._limit})")
+            lost = [] if launcher_holds_store() else [0]
+            return Finding(f"{line}: silent for {now - answered:.0f} s ({self._limit})", lost)
         if self._board.broken and not self._failure:
             if self._is_zero and not launcher_holds_store():
                 return Finding(self._cut_off(self._board.broken))

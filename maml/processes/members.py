@@ -24,6 +24,12 @@ class Members:
         self.ended: dict[int, float] = {}
         self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
+    def watch(self, found: dict[int, Identity]) -> None:
+        """Take the identities of all ranks; from now on they can be seen."""
+        self.found = found
+        for member in found.values():
+            member.keep_in_sight()
+
     def name(self, ranks: Iterable[int]) -> str:
         """Return the names of these ranks' processes, for a message."""
         return ", ".join(

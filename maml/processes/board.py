@@ -9,14 +9,15 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from maml.processes.clock import Clock, within
 from maml.processes.identity import Identity
-from maml.processes.launcher import launcher_holds_store
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, new_connection, new_room, own_connection
+from maml.processes.speaker import speaks_for_host
+from maml.processes.store import exchange, new_connection, new_room, own_connection, start_name
 from maml.processes.world import World
 
 BEAT = 1.0
@@ -38,10 +39,10 @@ T = TypeVar("T")
 
 
 class Finding(NamedTuple):
-    """Why processes must end: the line to print, the lost rank (if any) and the exit code."""
+    """Why processes must end: the line to print, the lost ranks (if any) and the exit code."""
 
     line: str
-    rank: int | None = None
+    ranks: Sequence[int] = ()
     code: int = 1
 
 
@@ -54,6 +55,7 @@ class Board:
         beats: The latest heartbeat of each watched rank; ``heard``: when each last changed.
         told: The `Finding` that is the reason why all processes end, as JSON, or b"".
         done: Not empty once rank 0 has announced that all is done.
+        error: What has ended the heartbeat thread although it must not end, or None.
     """
 
     def __init__(
@@ -74,13 +76,16 @@ class Board:
         self.beats: dict[int, bytes] = {}
         self.heard: dict[int, float] = {}
         self.told, self.done = b"", b""
+        self.error: Exception | None = None
         self.thread: threading.Thread | None = None
         self._over, self._last = threading.Event(), LEFT
+        self._name = uuid.uuid4().hex  # until `meet`, no other process shares it
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
         """Watch ``judged`` from now on; return all identities. RuntimeError: a rank is missing."""
         self._room, world, rank = new_room("members"), self._world, self._world.rank
         store = own_connection(world, self._room)
+        self._name = f"{start_name(world)} {self._room}"
         if rank == 0:
             for key in ("told", "spoken", "done", "stop"):
                 store.set(key, "")
@@ -100,6 +105,12 @@ class Board:
         self._over.set()
 
     def _beat(self) -> None:
+        try:
+            self._exchange_beats()
+        except Exception as error:
+            self.error = error
+
+    def _exchange_beats(self) -> None:
         keys = [f"beat {other}" for other in self.heard]
         for number in itertools.count(1):
             over = self._over.wait(LAST_BEAT if self.done else BEAT)
@@ -168,9 +179,9 @@ class Board:
             told: bytes = self._store.compare_set("spoken", "", str(rank))
             return told == str(rank).encode()
 
-        # Without the store, rank 0 prints. If rank 0 held it, both may be gone: rank 1 prints, too.
-        last = 0 if launcher_holds_store() else 1
-        return self._ask(speaks, rank <= last, wait)
+        # Without the store no process knows what the others do, so each host has its own line.
+        answer: bool | None = self._ask(speaks, None, wait)
+        return answer is not False and speaks_for_host(self._name)
 
     def _ask(self, ask: Callable[[], T], otherwise: T, wait: float = 0.0) -> T:
         """Return ``ask()``, which takes ``wait`` s, or ``otherwise`` if the store is silent."""

@@ -77,6 +77,7 @@ def within(seconds: float, action: Callable[[], T], otherwise: T) -> T:
             found[0] = action()
 
     thread = threading.Thread(target=act, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    with contextlib.suppress(RuntimeError):  # no thread can be started
+        thread.start()
+        thread.join(seconds)
     return found[0]

@@ -3,8 +3,10 @@
 A process id is not enough: systems reuse ids, and every host has its own ids.
 """
 
+import functools
 import os
 import platform
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -35,28 +37,34 @@ class Identity(NamedTuple):
         """Whether the process is in this host's boot and container: its id is valid here."""
         return self.place == _place()
 
-    def is_gone(self) -> bool:
-        """Return whether the process has ended, as far as this process can see.
+    def keep_in_sight(self) -> None:
+        """Open what the kernel tells of a near process: later no file descriptor may be free."""
+        if self.is_near and self not in _in_sight:
+            with suppress(OSError):
+                _in_sight[self] = os.open(f"/proc/{self.pid}/stat", os.O_RDONLY)
 
-        For another host or another container, return False. If the process ran before this host's
-        last boot, return True.
+    def state(self) -> str:
+        """Return the letter of the process's state (proc(5)), as far as this process can see it.
+
+        "T" is stopped by a signal. "" has ended, also if it ran before this host's last boot. "?"
+        is unknown: it is of another host or container, or no file descriptor is free to look.
         """
         (boot, space), (own_boot, own_space) = self.place.split(), _place().split()
-        if self.host != platform.node() or space != own_space:
-            return False
-        return boot != own_boot or started(self.pid) != self.since
-
-    def is_stopped(self) -> bool:
-        """Return whether a signal (SIGSTOP, SIGTSTP) stopped the process, which must be near."""
+        if self.host != platform.node() or space != own_space or not self.since:
+            return "?"
         try:
-            status = psutil.Process(self.pid).status()
-        except psutil.Error:
-            return False
-        return status == psutil.STATUS_STOPPED and not self.is_gone()
+            fields = _fields(self.pid, _in_sight.get(self)) if boot == own_boot else []
+        except OSError:
+            return "?"
+        return fields[_STATE] if fields and fields[_START] == self.since else ""
+
+    def is_gone(self) -> bool:
+        """Return whether the process has ended, as far as this process can see."""
+        return self.state() == ""
 
     def kill(self) -> bool:
-        """Kill the process if it is near and still there; return whether it was."""
-        if not self.is_near or self.is_gone():
+        """Kill the process if it is seen to be there; return whether it was."""
+        if self.state() in ("", "?"):
             return False
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
@@ -66,26 +74,46 @@ class Identity(NamedTuple):
         return True
 
     def resident(self) -> int:
-        """Return the bytes of memory of the process, which must be near; 0 if it is gone."""
-        with suppress(psutil.Error):
-            return int(psutil.Process(self.pid).memory_info().rss)
+        """Return the bytes of memory of the process, which must be near; 0 if they are unknown."""
+        with suppress(OSError, IndexError):
+            fields = _fields(self.pid, _in_sight.get(self))
+            return int(fields[_PAGES]) * resource.getpagesize()
         return 0
 
 
+_in_sight: dict[Identity, int] = {}
+"""Open files that `_fields` reads."""
+
+_STATE, _START, _PAGES = 0, 19, 21
+"""Fields of `_fields`: the state, the start, and the pages of memory."""
+
+
 def started(pid: int) -> str:
-    """Return when a process of this host started, equal at every call; "" if it is gone.
+    """Return when a process of this host started, equal at every call; "" if it cannot be read.
 
     The time counts from the boot, because the system's clock may be set meanwhile.
     """
+    with suppress(OSError, IndexError):
+        return _fields(pid)[_START]
+    return ""
+
+
+def _fields(pid: int, file: int | None = None) -> list[str]:
+    """Return a process's fields in /proc/PID/stat from its state on; [] if it is gone.
+
+    ``file``: a descriptor of this file, if one was opened before. It never tells of a later process
+    with this id. OSError: the file cannot be read, as without free file descriptors.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        # After the name, which may hold any characters: the state, and 19 fields later the start.
-        state, *fields = stat.rpartition(")")[2].split()
-        return "" if state in "ZX" else fields[18]
-    except (OSError, ValueError, IndexError):
-        return ""
+        stat = Path(f"/proc/{pid}/stat").read_bytes() if file is None else os.pread(file, 4096, 0)
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    # After the name, which may hold any characters.
+    fields = stat.rpartition(b")")[2].decode().split()
+    return fields if fields and fields[_STATE] not in "ZX" else []
 
 
+@functools.cache  # for ever the same, and later no file descriptor may be free
 def _place() -> str:
     """Return this host's boot and namespace of process ids; the only blank separates the two."""
     try:

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from maml.processes.speaker import speaks_for_host
+
 LOOK = 0.25
 """Seconds between two looks at the launcher."""
 
@@ -33,8 +35,9 @@ processes watch each other. From then on they, not launch/local, decide which pr
 
 def _end(line: str) -> None:
     """Print the line once per host, and exit. There is nothing to save yet."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
+    if speaks_for_host(line):
         print(f"error: {line}", file=sys.stderr, flush=True)
+        time.sleep(4 * LOOK)  # until the others have seen that the line is printed
     os._exit(1)
 
 
@@ -85,18 +88,21 @@ def say_all_have_met() -> None:
             told.write(b"1")
 
 
+def launcher_holds_store() -> bool:
+    """Return whether torchrun holds the store, which then outlives the processes and restarts."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def tell_launcher(line: str) -> None:
-    """Write a line to this process's error file. torchrun shows the first one of all processes."""
+    """Write how this process ends to its error file (if any): torchrun shows the first one.
+
+    Without it, torchrun names this process as the cause, and says nothing about the loss.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         more = {"py_callstack": line, "timestamp": str(int(time.time()))}
         with contextlib.suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
-
-
-def launcher_holds_store() -> bool:
-    """Return whether torchrun holds the store, which then outlives the processes and restarts."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _watch(pid: int, line: str) -> None:

@@ -15,15 +15,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+import traceback
+from collections.abc import Callable, Collection
 
 from tqdm import tqdm
 
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
 from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
 from maml.processes.clock import Clock, Waits, within
-from maml.processes.identity import Identity, OutOfMemory
-from maml.processes.launcher import launcher_holds_store, say_all_have_met, when_lost
+from maml.processes.launcher import (
+    launcher_holds_store,
+    say_all_have_met,
+    tell_launcher,
+    when_lost,
+)
+from maml.processes.members import AT_ONCE, Members
 from maml.processes.signals import StopRequest
 from maml.processes.world import World
 
@@ -45,8 +51,8 @@ class Liveness:
     """Watches the processes of a run, from `watch` to `leave`. A single process watches no other.
 
     Attributes:
-        survives: Called on rank 0, in a thread, with a lost rank and the line about its loss. If it
-            returns True, the others go on.
+        survives: Called on rank 0, in a thread, with ranks that were lost at once and the line
+            about their loss. If it returns True, the others go on.
         last_words: Called in a thread, before this process ends, to save its work.
         clock: Measures silences and waits for others; it runs from `watch` to `leave`.
         excused: On rank 0: the lost ranks without which the others go on.
@@ -64,10 +70,10 @@ class Liveness:
         self._limit = limit or f"--timeout {timeout:g}"
         self._ends = ends
         self.found: Finding | None = None
-        self.survives: Callable[[int, str], bool] = lambda rank, line: False
+        self.survives: Callable[[Collection[int], str], bool] = lambda ranks, line: False
         self.last_words: Callable[[], None] = lambda: None
-        self.members: dict[int, Identity] = {}
         self.clock = Clock()
+        self.members = Members(world.rank, self.clock)
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
         self._is_zero = world.rank == 0
@@ -78,16 +84,15 @@ class Liveness:
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
         # This process's failure; why it suspects a loss; whether it has printed a loss after the
-        # end; the ranks that have ended, and since when.
+        # end.
         self._failure: Finding | None = None
         self._suspected, self._said = "", False
-        self._ended: dict[int, float] = {}
-        self._memory, self._resident = OutOfMemory(), dict[int, int]()
 
     def watch(self) -> None:
         """Meet all other processes and watch them; raise RuntimeError if one is missing."""
         if self.world.size > 1:
-            self.members = self._board.meet(range(1, self.world.size) if self._is_zero else [0])
+            watched = range(1, self.world.size) if self._is_zero else [0]
+            self.members.watch(self._board.meet(watched))
             say_all_have_met()
             self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
             self._judge_thread.start()
@@ -99,7 +104,7 @@ class Liveness:
 
     @property
     def _me(self) -> str:
-        return self.name([self.world.rank])
+        return self.members.name([self.world.rank])
 
     @property
     def finished(self) -> bool:
@@ -132,15 +137,6 @@ class Liveness:
             # wait for ever, because a frozen store does not answer.
             thread.join(2.0)
 
-    def name(self, ranks: Iterable[int]) -> str:
-        """Return the names of these ranks' processes, for a message."""
-        return ", ".join(
-            f"rank {rank} (host {self.members[rank].host}, pid {self.members[rank].pid})"
-            if rank in self.members
-            else f"rank {rank}"
-            for rank in sorted(ranks)
-        )
-
     def staying(self) -> set[int]:
         """Return the watched ranks that have not left."""
         return {rank for rank in self._board.heard if self._board.beats.get(rank) != LEFT}
@@ -157,7 +153,7 @@ class Liveness:
         When one process is lost, torchrun ends all others with the same signal that a scheduler
         uses to stop a run. This check tells the two cases apart.
         """
-        if any(self._has_ended(rank) for rank in self._judged()):
+        if any(map(self.members.has_ended, self._judged())):
             # Give the thread time to read that the process left, or else to end this process.
             time.sleep(4 * BEAT)
 
@@ -197,9 +193,9 @@ class Liveness:
         with self._ending:
             if self._is_zero:
                 # No rank is given as lost: the others need not kill rank 0, which ends by itself.
-                line = self._board.tell(self._failure._replace(rank=None)).line
+                line = self._board.tell(self._failure._replace(ranks=())).line
                 speaks = self._board.may_speak()
-                self._wait_for_all()
+                self._wait_for_others()
             else:
                 speaks = self._board.may_speak(SPEAK)
             self._over.set()
@@ -212,16 +208,21 @@ class Liveness:
         return str(number).encode() + (_WAITS if self.waits else b"")
 
     def _fail_by(self, line: str, code: int = 1) -> None:
-        self._failure = self._failure or Finding(line, self.world.rank, code)
+        self._failure = self._failure or Finding(line, [self.world.rank], code)
 
     def _cut_off(self, how: str) -> str:
         return f"{self._me} lost its connections: {how}"
 
     def _judge(self) -> None:
-        while not self._over.wait(BEAT / 2):
-            found = self._look()
-            if found is not None:
-                self._meet_end(found)
+        try:
+            while not self._over.wait(BEAT / 2):
+                found = self._look()
+                if found is not None:
+                    self._meet_end(found)
+        except Exception as error:
+            # From here on nobody would watch the others.
+            traceback.print_exc()
+            self._end(Finding(self._line_of(error)))
 
     def _meet_end(self, found: Finding) -> None:
         """End, unless this process goes on without the lost rank; then write that it does."""
@@ -229,46 +230,70 @@ class Liveness:
             if not self._said and self._board.may_speak():
                 tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
             self._said = True
-            self._kill_stopped(found.rank)
-        elif self.world.rank or found.rank is None or not self.survives(found.rank, found.line):
+            self._kill_stopped(found.ranks)
+        elif self.world.rank or not found.ranks or not self.survives(found.ranks, found.line):
             self._end(found)
             return
-        if found.rank is None:
+        if not found.ranks:
             self._over.wait()
             return
-        self.excused.add(found.rank)
-        self._board.spare(found.rank)
+        self.excused.update(found.ranks)
+        for rank in found.ranks:
+            self._board.spare(rank)
 
     def _look(self) -> Finding | None:
         """Return the finding that ends this process, if there is one."""
         if self._board.told:
             return Finding(*json.loads(self._board.told))
+        if self._board.error:
+            raise self._board.error
         for rank in self._judged():
             beat = self._board.beats.get(rank, b"")
             if beat.startswith(_FAILED):
                 return Finding(*json.loads(beat[1:]))
-            if self._is_lost(rank):
-                why = self._memory.cause("it", self._resident.get(rank))
-                return Finding(f"{self.name([rank])} was killed{why}", rank)
-        now = self.clock.now()
-        if now > self._board.answered + self.timeout:
-            silence = now - self._board.answered
-            return Finding(f"{self._holder()} silent for {silence:.0f} s ({self._limit})")
+        self.members.look()
+        return self._killed() or self._store_lost() or self._silent()
+
+    def _killed(self) -> Finding | None:
+        """Return the ranks that were killed at once, as soon as this is certain for all of them."""
+        ended = {r: self.members.ended[r] for r in self._judged() if self.members.has_ended(r)}
+        first = min(ended.values(), default=0.0)
+        killed = [rank for rank, since in ended.items() if since < first + AT_ONCE]
+        if not killed or not all(map(self._is_lost, killed)):
+            return None
+        line = self.members.states(killed) + self._others(killed, first)
+        return Finding(line + self.members.cause(killed), killed)
+
+    def _store_lost(self) -> Finding | None:
+        """Return that the store is silent, or that the connection to it broke."""
+        answered, now = self._board.answered, self.clock.now()
+        if now > answered + self.timeout:
+            line = self._holder() + self._others([0], answered)
+            lost = [] if launcher_holds_store() else [0]
+            return Finding(f"{line}: silent for {now - answered:.0f} s ({self._limit})", lost)
         if self._board.broken and not self._failure:
             if self._is_zero and not launcher_holds_store():
                 return Finding(self._cut_off(self._board.broken))
             # Wait longer than rank 0, which finds this process silent if only this one was cut off.
-            if now > self._board.answered + EVIDENCE + 3 * BEAT:
-                holder = self._holder(is_seen=False)
-                return Finding(f"{holder} the connection broke: {self._board.broken}")
+            if now > answered + EVIDENCE + 3 * BEAT:
+                line = self._holder(is_seen=False) + self._others([0], answered)
+                return Finding(f"{line}: the connection broke: {self._board.broken}")
+        return None
+
+    def _silent(self) -> Finding | None:
+        """Return the ranks that have been silent for too long, or that one keeps others waiting."""
         overdue = self.waits.longest() - self.timeout
         is_suspected = self._suspected or overdue > 0
         patience = min(EVIDENCE, self.timeout) if is_suspected else self.timeout
         why = self._suspected or self._limit
-        for rank in self._judged():
-            silence = self._board.silence(rank)
-            if silence > patience:
-                return Finding(f"{self._state(rank)}: silent for {silence:.0f} s ({why})", rank)
+        silences = {rank: self._board.silence(rank) for rank in self._judged()}
+        longest = max(silences.values(), default=0.0)
+        if longest > patience:
+            # Those that have been silent for nearly as long were lost at the same time.
+            lost = [rank for rank, silence in silences.items() if silence > 0.8 * patience]
+            began = self._board.answered - longest
+            line = self.members.states(lost) + self._others(lost, began)
+            return Finding(f"{line}: silent for {longest:.0f} s ({why})", lost)
         if overdue > self._grace():
             return Finding(f"{self._me} had no answer within {self._limit} s, {self._busy()}")
         return None
@@ -276,87 +301,83 @@ class Liveness:
     def _busy(self) -> str:
         """Return a text that names processes that live but keep others waiting, as far as seen."""
         busy = [r for r in self._judged() if not self._board.beats.get(r, _WAITS).endswith(_WAITS)]
-        who = f"{self.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
+        who = f"{self.members.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
         return f"although all processes are alive: {who}, or needs more time than that"
 
     def _grace(self) -> float:
         """Return the seconds to wait until a lost rank is found; rank 0 waits less, to be first."""
         return EVIDENCE + (2 if self._is_zero else 5) * BEAT
 
-    def _state(self, rank: int) -> str:
-        """Return a text on what a silent process does, as far as seen from here."""
-        member, name = self.members[rank], self.name([rank])
-        if not member.is_near:
-            return f"{name} does not answer"
-        return f"{name} is stopped by a signal" if member.is_stopped() else f"{name} hangs"
+    def _others(self, lost: Collection[int], moment: float) -> str:
+        return self.members.others(lost, moment, leaving=self.finished)
 
     def _judged(self) -> list[int]:
         """Return the watched ranks that must still be there, sorted."""
         return sorted(self.staying() - self.excused)
 
-    def _has_ended(self, rank: int) -> bool:
-        """Return whether a process of this host has ended; False for one of another host."""
-        member = self.members[rank]
-        if rank not in self._ended:
-            if member.is_gone():
-                self._ended[rank] = self.clock.now()
-            elif member.is_near:
-                self._resident[rank] = member.resident() or self._resident.get(rank, 0)
-        return rank in self._ended
-
     def _is_lost(self, rank: int) -> bool:
         """Return whether a rank ended so long ago that a last heartbeat, `LEFT`, would be here."""
-        if not self._has_ended(rank):
+        if not self.members.has_ended(rank):
             return False
-        since = self._ended[rank]
+        since = self.members.ended[rank]
         return self._board.answered > since + BEAT / 4 or self.clock.now() > since + 3 * BEAT
 
     def _holder(self, *, is_seen: bool = True) -> str:
         """Return a text that names the store's holder and, if ``is_seen``, tells its state."""
-        if launcher_holds_store():
-            return "the launcher (torchrun or launch/local, of the first host) is gone or stopped:"
-        return f"{self._state(0) if is_seen else self.name([0])}:"
+        zero, is_near = self.members.name([0]), 0 in self.members.near()
+        if not launcher_holds_store():
+            return self.members.states([0]) if is_seen or not is_near else zero
+        if is_near:
+            return "the launcher (torchrun, of this host) is gone or stopped"
+        return f"{zero} or its launcher (torchrun) does not answer"
 
     def _end(self, found: Finding) -> None:
         """Print the finding unless another process does, save this process's work, and exit."""
         with self._ending:
             if self._over.is_set():
                 return
-            found = self._board.tell(found)
             if not self._ends:
-                self.found = found
+                self.found = self._board.tell(found)
                 self._over.set()
                 self._board.leave()
                 return
-            line, lost, code = found
-            lost_zero = lost == 0 or bool(self._board.broken)
-            wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
-            if self._board.may_speak(wait):
-                # `tqdm.write`, because a progress bar may be on the screen.
-                tqdm.write(f"error: {line}", file=sys.stderr)
-            self._kill_stopped(lost)
-            within(LAST_WORDS, self.last_words, None)
-            if self._is_zero:
-                self._wait_for_all()
-            os._exit(code)
+            code = found.code
+            try:
+                line, lost, code = self._board.tell(found)
+                tell_launcher(f"error: {line}")
+                lost_zero = 0 in lost or bool(self._board.broken)
+                wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
+                speaks = self._board.may_speak(wait)
+                if speaks:
+                    # `tqdm.write`, because a progress bar may be on the screen.
+                    tqdm.write(f"error: {line}", file=sys.stderr)
+                self._kill_stopped(lost)
+                within(LAST_WORDS, self.last_words, None)
+                if self._is_zero or speaks:
+                    self._wait_for_others()
+            finally:
+                os._exit(code)
 
-    def _kill_stopped(self, lost: int | None) -> None:
+    def _kill_stopped(self, lost: Collection[int]) -> None:
         """Kill the stopped and lost processes of this host: a launcher would wait half a minute."""
-        near = {rank: member for rank, member in self.members.items() if member.is_near}
+        members, near = self.members, self.members.near()
         failed = {rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)}
-        others = near.keys() - {self.world.rank}
-        stopped = {rank for rank in others if near[rank].is_stopped()}
-        if lost is not None and lost in near and lost not in failed:  # those end by themselves
-            stopped.add(lost)
+        killed = members.stopped() | (near & set(lost) - failed)  # failed ones end by themselves
         # Only one process per host kills: another may still be reading how the rank was lost.
-        if self.world.rank == min(near.keys() - stopped, default=None):
-            for rank in stopped:
-                near[rank].kill()
+        if all(members.has_ended(rank) for rank in near - killed if rank < self.world.rank):
+            for rank in killed:
+                members.kill(rank)
 
-    def _wait_for_all(self) -> None:
-        """On rank 0, with which the store may end: wait until the others have read why they end."""
+    def _wait_for_others(self) -> None:
+        """Wait until the others have read why they end, or seen that this process has said it.
+
+        The store may end with rank 0. The right to speak ends with the process that has it.
+        """
         deadline = time.monotonic() + SPEAK
-        while time.monotonic() < deadline and not all(map(self._has_ended, self._judged())):
+        while time.monotonic() < deadline:
+            others = self._judged() if self._is_zero else self.members.near()
+            if all(map(self.members.has_ended, others)):
+                break
             time.sleep(0.1)
 
     def _line_of(self, error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import warnings
 
 import numpy as np
@@ -29,7 +30,9 @@ def init_process(config: Config, world: World) -> None:
 
     The generators are seeded by *global* rank, so that no two processes of a run share a stream.
     No result depends on them: draws that matter for a result have their own seed addresses.
+    `UserError`: the process may open too few files to connect to the others.
     """
+    _check_open_files(world)
     for message in UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
     setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
@@ -43,6 +46,17 @@ def init_process(config: Config, world: World) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def _check_open_files(world: World) -> None:
+    """Raise `UserError` if the limit of open files is too low: transports would wait in silence."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = 24 + 8 * world.size
+    if world.size > 1 and limit != resource.RLIM_INFINITY and limit < least:
+        raise UserError(
+            f"ulimit -n {limit}: {world.size} processes need at least {least} open files and "
+            "connections each (RLIMIT_NOFILE); raise it"
+        )
 
 
 def shares_gpu(config: Config, device: torch.device, world: World) -> bool:

@@ -126,7 +126,7 @@ def meet(store: Store, rank: int, size: int, seconds: float) -> str:
 
 
 @functools.cache
-def _name(world: World) -> str:
+def start_name(world: World) -> str:
     """Return the name from `meet`. A process meets the others only once, and keeps the name."""
     return meet(_connect(world, START_TIMEOUT), world.rank, world.size, START_TIMEOUT)
 
@@ -138,7 +138,7 @@ def own_connection(world: World, room: str, timeout: float = START_TIMEOUT) -> S
     """
     if world.size == 1:
         return HashStore()
-    return PrefixStore(f"{_name(world)} {room}", _connect(world, timeout))
+    return PrefixStore(f"{start_name(world)} {room}", _connect(world, timeout))
 
 
 def new_room(name: str) -> str:

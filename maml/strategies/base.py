@@ -123,7 +123,7 @@ class Strategy(ABC):
         line = self.liveness.fail(error)
         self._transport.__exit__(type(error), error, error.__traceback__)
         self.liveness.leave()
-        if self.world.size == 1 or not isinstance(error, Exception):
+        if self.world.size == 1 or isinstance(error, KeyboardInterrupt):
             return
         if isinstance(error, UserError):
             if line and self.world.rank == 0:

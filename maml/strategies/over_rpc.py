@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -121,12 +121,14 @@ class OverRpc(Strategy):
                 break
             time.sleep(0.05)
         for rank in sorted(missing - liveness.excused):
-            killed = "; killed" if liveness.members[rank].kill() else ""
-            line = f"{liveness.name([rank])} did not leave in time{killed}; all work is done"
+            killed = "; killed" if liveness.members.kill(rank) else ""
+            line = (
+                f"{liveness.members.name([rank])} did not leave in time{killed}; all work is done"
+            )
             print(line, file=sys.stderr, flush=True)
         for rank in self.gone:
             # A process that was given up may be stopped by a signal, and would never end.
-            liveness.members[rank].kill()
+            liveness.members.kill(rank)
 
     def send_home(self) -> None:
         """Tell the others that all is done."""
@@ -134,12 +136,13 @@ class OverRpc(Strategy):
             with suppress(RuntimeError):
                 rpc.rpc_async(rank, _finish)
 
-    def survives(self, rank: int, line: str) -> bool:
-        """Give up a lost rank; return whether the run goes on. A thread of `Liveness` calls it."""
-        self.gone.add(rank)
+    def survives(self, ranks: Collection[int], line: str) -> bool:
+        """Give up lost ranks; return whether the run goes on. A thread of `Liveness` calls it."""
+        self.gone.update(ranks)
         if sum(map(self.counts, tuple(self.gone))) > self.spared:
             return False
-        print(f"{line}; training goes on without it", file=sys.stderr, flush=True)
+        them = "it" if len(ranks) == 1 else "them"
+        print(f"{line}; training goes on without {them}", file=sys.stderr, flush=True)
         return True
 
     def counts(self, rank: int) -> bool:
@@ -163,7 +166,7 @@ def on_strategy(method: Callable[..., T], *args: Any) -> T:
     try:
         with liveness.waits.during("called"):
             return method(_this, *args)
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, by which no thread ends its process
         liveness.report(error)
         if not isinstance(error, (UserError, WorkerLostError)):
             traceback.print_exc()

@@ -1,6 +1,7 @@
 """The name of a start, which all its ranks share, and what tells processes apart."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -48,20 +49,26 @@ def test_who_does_not_come_is_named(port: int) -> None:
         one.result()
 
 
-def test_a_process_from_beginning_to_end() -> None:
+@pytest.mark.parametrize("in_sight", [False, True])
+def test_a_process_from_beginning_to_end(in_sight: bool) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     identity = Identity.own()._replace(pid=child.pid, since=started(child.pid))
-    assert not identity.is_gone()
+    if in_sight:
+        identity.keep_in_sight()
+    assert not identity.is_gone() and identity.resident() > 0
     assert started(child.pid) == identity.since
     # The same process id, but with another start time, or of another boot.
     assert identity._replace(since=identity.since + "0").is_gone()
     boot, space = identity.place.split()
     assert identity._replace(place=f"{boot}0 {space}").is_gone()
-    child.kill()
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert identity.state() == "T"
+    assert identity.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert identity.is_gone(), "a process that nobody has waited for is gone as well"
     child.wait()
-    assert identity.is_gone()
+    assert identity.is_gone() and not identity.kill()
     # Nothing is known of another host, or of another container.
     assert not identity._replace(host="another").is_gone()
     assert not identity._replace(place=f"{boot} pid:[1]").is_gone()

@@ -1,10 +1,10 @@
-"""When memory runs out: the kernel's OOM killer, and a limit that a user has set."""
+"""When memory runs out: the kernel's OOM killer, and limits that a user has set."""
 
 import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,12 +82,19 @@ run_program(launch.workers.main, sys.argv[2:])
     assert re.search(rf"rank 1 \(.*\) ended SIGKILL: {says}; the largest .* {had}\n", done.stderr)
 
 
-def test_a_limit_of_addresses(tmp_path: Path) -> None:
-    """Each library reports missing memory in its own words; the error line names the limit."""
-    within = ["bash", "-c", 'ulimit -v 300000; exec "$@"', "-", *TRAIN]
+@pytest.mark.parametrize(
+    ("limit", "command"),
+    [
+        ("-v 300000", TRAIN),  # each library reports missing memory in its own words
+        ("-n 20", [sys.executable, "-m", "launch.workers", "--workers", "2"]),
+    ],
+)
+def test_a_limit_that_is_too_low(tmp_path: Path, limit: str, command: Sequence[str]) -> None:
+    """The error line names the limit."""
+    within = ["bash", "-c", f'ulimit {limit}; exec "$@"', "-", *command]
     done = run([*within, *as_flags(sinusoid(run_dir=str(tmp_path / "run")))], 60, expect=2)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ulimit -v 300000: ")
+    assert line.startswith(f"error: ulimit {limit}: ")
     assert not (tmp_path / "run").exists()
 
 

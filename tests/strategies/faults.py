@@ -62,11 +62,16 @@ class Fault(NamedTuple):
 
 LAUNCHER = -1
 """Stands for a rank: the fault happens to the launcher."""
+Ranks = int | tuple[int, ...]
 
+RAISED = r"failed: ValueError: C:\\users\\new and a second line"
 FAULTS = {
     "killed": Fault(signal.SIGKILL, "was killed", ends=True),
     "crashed": Fault(signal.SIGSEGV, "was killed", ends=True, code=-signal.SIGSEGV),
-    "failed": Fault("raises", r"failed: ValueError: C:\\users\\new and a second line", ends=True),
+    "failed": Fault("raises", RAISED, ends=True),
+    "exits": Fault("exits", r"failed: SystemExit: 0", ends=True),
+    "cannot watch": Fault("cannot_watch", RAISED, ends=True),
+    "has no heartbeat": Fault("has_no_heartbeat", RAISED, ends=True),
     "stopped": Fault(signal.SIGSTOP, "is stopped by a signal: silent for", ends=False),
     "holds the interpreter's lock": Fault("holds_lock", "hangs: silent for", ends=False),
     # gloo ends its own process when it has lost its connections.
@@ -90,17 +95,21 @@ class Outcome(NamedTuple):
     codes: list[int]  # of each rank
     said: list[str]  # the lines with "error: ", of all ranks
     stderr: str
-    pid: int  # of the process that had the fault
+    pids: list[int]  # of the processes that had the fault
     state: str  # what status.json says
 
 
-def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float) -> Outcome:
-    """Train with ``strategy``, let ``fault`` happen to ``rank``; return how the run ended."""
+def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: float) -> Outcome:
+    """Train with ``strategy``, let ``fault`` happen to ``ranks``; return how the run ended.
+
+    Several ranks are hit at once, by a signal.
+    """
+    ranks = (ranks,) if isinstance(ranks, int) else ranks
     marker = run_dir.with_name(f"{run_dir.name}-fault")
     args = [*arguments(strategy), "--run-dir", str(run_dir), "--timeout", f"{timeout:g}"]
     env = {}
     if isinstance(fault.by, str):
-        env = {"FAULT": fault.by, "FAULT_RANK": str(rank), "FAULT_FILE": str(marker)}
+        env = {"FAULT": fault.by, "FAULT_RANK": str(ranks[0]), "FAULT_FILE": str(marker)}
     if fault.phase:
         env |= {"HOLD": fault.phase, "HOLD_FILE": str(marker)}
         args += SHORT
@@ -111,12 +120,13 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
             until(marker.exists, 60, lambda: f"{fault} has not come to its phase")
         else:
             wait_for_iteration(started[0], run_dir, 10, limit=90)
-        pid = _process(started, fault, rank)
+        pids = [_process(started, fault, rank) for rank in ranks]
         if isinstance(fault.by, str):
             marker.touch()
             until(lambda: not marker.exists(), 60, lambda: f"{fault} never happened")
         else:
-            os.kill(pid, fault.by)
+            for pid in pids:
+                os.kill(pid, fault.by)
         began = time.monotonic()
         if fault.cause == GOES_ON.cause:
             # Rank 0 is held until then, because it might finish all work before it sees the loss.
@@ -131,7 +141,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, rank: int, timeout: float
     stderr = "\n".join(one.stderr.replace("\r", "\n") for one in done)
     said = [line for line in stderr.splitlines() if re.search(SAID, line)]
     state = (read_status(run_dir) or {"state": "–"})["state"]
-    return Outcome(seconds, [one.returncode for one in done], said, stderr, pid, state)
+    return Outcome(seconds, [one.returncode for one in done], said, stderr, pids, state)
 
 
 SAID = r"(?<!Fatal Python )error: |was killed"

@@ -33,9 +33,24 @@ TEXT = "C:\\users\\new\nand a second line"
 """The text of an exception: two lines, with backslashes that look like escape sequences."""
 
 
-def raises() -> None:
+def raises(*_: object) -> Any:
     """Fail as a user's own code may."""
     raise ValueError(TEXT)
+
+
+def exits() -> None:
+    """End the program as a user's own code may."""
+    sys.exit(0)
+
+
+def cannot_watch() -> None:
+    """Fail in the thread that watches the other processes."""
+    importlib.import_module("maml.processes.members").Members.look = raises
+
+
+def has_no_heartbeat() -> None:
+    """Fail in the thread of the heartbeat."""
+    importlib.import_module("maml.processes.clock").Waits.__bool__ = raises
 
 
 def holds_lock() -> None:

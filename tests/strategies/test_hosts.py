@@ -9,11 +9,12 @@ import pytest
 
 from tests.launching import TRAIN, run, run_together, start
 from tests.network import Network, why_not
-from tests.strategies.faults import IN_ORDER, SINUSOID, wait_for_iteration
+from tests.strategies.faults import DEATH_S, IN_ORDER, SINUSOID, wait_for_iteration
 from tests.strategies.test_equivalence import SEVEN_TASKS, TOPOLOGIES, Trained, assert_same, trained
 
 # On a busy machine, the start of a process takes most of this time.
 LIMIT_S = 240
+NOT_BY_DEFAULT = (("allreduce", 1), ("rpc chunk", 0), ("rpc chunk", 1))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,19 +51,49 @@ def test_equals_local_on_three_hosts(local: Trained, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [pytest.param("rpc chunk", marks=pytest.mark.slow), "allreduce"]
+    ("strategy", "lost"),
+    [
+        ("allreduce", 0),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in NOT_BY_DEFAULT),
+    ],
 )
-def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str) -> None:
-    """Its cable is cut without a message. The ranks of both hosts end, and progress is kept."""
+def test_a_host_that_vanishes_ends_the_run(tmp_path: Path, strategy: str, lost: int) -> None:
+    """Its cable is cut without a message. The ranks of all hosts end, and progress is kept.
+
+    Whoever still reaches the store leaves the line to rank 0. Each other host has its own line.
+    """
     args = [*SINUSOID, *IN_ORDER[strategy], "--timeout", "20", "--run-dir", str(tmp_path)]
-    with Network(2) as network:
-        ranks = [start(network.by_hand(host, [*TRAIN, *args])) for host in range(2)]
+    with Network(3) as network:
+        ranks = [start(network.by_hand(host, [*TRAIN, *args])) for host in range(3)]
         wait_for_iteration(ranks[0], tmp_path, 10, limit=LIMIT_S)
-        network.cut(1)
+        network.cut(lost)
         done = [rank.wait(90, expect=1) for rank in ranks]
-    (said,) = [line for line in done[0].stderr.splitlines() if line.startswith("error: ")]
-    assert re.search(r"rank 1 \(host .*\) does not answer: silent for \d+ s", said)
+    said = [re.findall("^error: (.*)", one.stderr, re.MULTILINE) for one in done]
+    named = [
+        [re.findall(r"rank (\d) \(host .*?\) does not answer", line) for line in of] for of in said
+    ]
+    assert named == ([[["1", "2"]], [["0"]], [["0"]]] if lost == 0 else [[["1"]], [["0"]], []]), (
+        said
+    )
+    assert all("silent for" in line for of in said for line in of)
     assert (tmp_path / "checkpoints" / "last.pt").exists()
+
+
+@pytest.mark.slow
+def test_a_host_that_vanishes_with_torchruns_store(tmp_path: Path) -> None:
+    """The rank that is left names rank 0 and its host. torchrun itself may wait for long."""
+    args = [*SINUSOID, *IN_ORDER["allreduce"], "--timeout", "20", "--run-dir", str(tmp_path)]
+    with Network(2) as network:
+        launched = [start(network.torchrun(host, 1, [*TRAIN[1:], *args])) for host in range(2)]
+        try:
+            wait_for_iteration(launched[0], tmp_path, 10, limit=LIMIT_S)
+            network.cut(0)
+            launched[1].wait_for("silent for", 20 + DEATH_S)
+            (line,) = re.findall("^error: (.*)", launched[1].stderr, re.MULTILINE)
+        finally:
+            for one in launched:
+                one.kill()
+    assert re.match(r"rank 0 \(host host0, pid \d+\) or its launcher \(torchrun\) does not", line)
 
 
 def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.strategies.faults import (
     STRATEGIES,
     WHILE_DRAWING,
     Fault,
+    Ranks,
     inject,
     wait_for_iteration,
 )
@@ -36,6 +38,11 @@ QUICK = (
     ("param-server sync", "failed", 2),
     ("param-server collective", "disconnected", 2),
     ("rpc chunk", "hangs while its heart beats", 2),
+    ("rpc exclusive", "exits", 2),
+    ("allreduce", "has no heartbeat", 2),
+    ("param-server sync", "cannot watch", 2),
+    ("param-server collective", "killed", (0, 1)),
+    ("rpc chunk", "stopped", (0, 2)),
 )
 SLOW = (
     ("rpc exclusive", "failed", 2),
@@ -54,6 +61,10 @@ SLOW = (
     ("allreduce", "hangs while its heart beats", 2),
     ("param-server collective", "hangs while its heart beats", 2),
     ("param-server sync", "hangs while its heart beats", 2),
+    *(("allreduce", fault, 0) for fault in ("exits", "cannot watch", "has no heartbeat")),
+    *((s, "exits", 2) for s in ("allreduce", "param-server sync", "param-server collective")),
+    *((strategy, "killed", two) for strategy in ALL for two in ((0, 1), (0, 2), (1, 2))),
+    *((strategy, "stopped", two) for strategy in STRATEGIES for two in ((0, 1), (1, 2))),
 )
 
 
@@ -61,13 +72,15 @@ def _slow(*cases: tuple[object, ...]) -> list[Any]:
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(("strategy", "fault", "rank"), [*QUICK, *_slow(*SLOW)])
-def test_a_lost_process_ends_the_run(tmp_path: Path, strategy: str, fault: str, rank: int) -> None:
+@pytest.mark.parametrize(("strategy", "fault", "ranks"), [*QUICK, *_slow(*SLOW)])
+def test_a_lost_process_ends_the_run(
+    tmp_path: Path, strategy: str, fault: str, ranks: Ranks
+) -> None:
     """Exactly one line names rank, process and cause; the status is right, and progress is kept.
 
-    The line names the rank that hangs, not a rank that waits for it.
+    The line names the rank that hangs, not a rank that waits for it. It names both of two ranks.
     """
-    _check_end(tmp_path / "run", strategy, FAULTS[fault], rank)
+    _check_end(tmp_path / "run", strategy, FAULTS[fault], ranks)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,7 @@ def test_a_killed_launcher_is_named(
     done = inject(tmp_path / "run", strategy, fault, LAUNCHER, SILENT_S)
     (line,) = done.said
     assert line.startswith(f"error: the launcher ({launcher}, host ")
-    assert line.endswith(f"pid {done.pid}) was killed")
+    assert line.endswith(f"pid {done.pids[0]}) was killed")
     assert done.seconds < DEATH_S * SLACK
     if phase != "start":
         assert done.state == "failed"
@@ -132,7 +145,7 @@ def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> 
     fault = WHILE_DRAWING._replace(launcher=launcher)
     done = inject(tmp_path / "run", strategy, fault, rank, SILENT_S)
     (line,) = done.said
-    assert f"pid {done.pid}) was killed; all work is done" in line
+    assert f"pid {done.pids[0]}) was killed; all work is done" in line
     assert "error: " not in line
     assert done.state == "finished"
     assert done.codes == ([-signal.SIGKILL] if launcher else [0, 0, -signal.SIGKILL])
@@ -170,21 +183,22 @@ def test_one_lost_at_the_start_ends_all_under_launch_local(tmp_path: Path) -> No
 
 
 def _check_end(
-    run_dir: Path, strategy: str, fault: Fault, rank: int, state: str = "failed"
+    run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, state: str = "failed"
 ) -> None:
-    done = inject(run_dir, strategy, fault, rank, SILENT_S)
+    done = inject(run_dir, strategy, fault, ranks, SILENT_S)
     (line,) = done.said
-    assert f"rank {rank} (host " in line
-    assert f"pid {done.pid})" in line
+    ranks = (ranks,) if isinstance(ranks, int) else ranks
+    for rank, pid in zip(ranks, done.pids, strict=True):
+        assert re.search(rf"rank {rank} \(host [^)]*, pid {pid}\)", line), line
     assert re.search(fault.cause, line)
     # Only the traceback of an error in the program may be shown.
     tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
-    assert all("ValueError: " in told for told in tracebacks), done.stderr
+    assert all(re.match("ValueError: |SystemExit: ", told) for told in tracebacks), done.stderr
     # Torch's frames about a store that died with rank 0 may not be shown either.
     assert "TCPStore.cpp" not in done.stderr, done.stderr
-    assert done.state in (state, "lost" if rank == 0 else state)
+    assert done.state in (state, "lost" if 0 in ranks else state)
     assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
-    assert sum(code < 0 for code in done.codes) <= 1, done.codes
+    assert sum(code < 0 for code in done.codes) <= len(ranks), done.codes
     limit = DEATH_S if fault.ends else SILENT_S + DEATH_S
     assert done.seconds < limit * SLACK
     assert (run_dir / "checkpoints" / "last.pt").exists()
@@ -214,3 +228,18 @@ def test_a_signal_to_a_worker_stops_all(
     of_workers = 128 + number if strategy == "allreduce" else 0  # all its ranks drive
     assert [rank.returncode for rank in done] == [128 + number, of_workers, of_workers]
     assert last(tmp_path)["iteration"] >= metrics(tmp_path)[-1]["iteration"]
+
+
+def test_without_free_files_the_others_are_watched(tmp_path: Path) -> None:
+    args = [*SINUSOID, *STRATEGIES["param-server collective"], "--timeout", str(SILENT_S)]
+    ranks = start_ranks(2, [*args, "--run-dir", str(tmp_path)])
+    try:
+        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
+        resource.prlimit(ranks[1].process.pid, resource.RLIMIT_NOFILE, (8, 8))
+        ranks[0].process.send_signal(signal.SIGSTOP)
+    finally:
+        done = [launched.wait(SILENT_S + DEATH_S, expect=None) for launched in ranks]
+    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1]
+    (line,) = (line for line in done[1].stderr.splitlines() if "error: " in line)
+    assert re.search(r"error: rank 0 \(.*\) is stopped by a signal: silent for \d+ s", line)
+    assert "Traceback" not in done[1].stderr

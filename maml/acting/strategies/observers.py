@@ -113,7 +113,7 @@ class Observers(OverRpc):
                 self._act(policy)
                 continue
             if now > deadline:
-                raise self.liveness.explain(TimeoutError(self.liveness.name(missing)))
+                raise self.liveness.explain(TimeoutError(self.liveness.members.name(missing)))
             try:
                 # Wait in short pieces, because another thread notes which observers are lost.
                 rank, event = self.events.get(timeout=min(0.2, due))

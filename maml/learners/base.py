@@ -74,7 +74,8 @@ class Learner(nn.Module, ABC):
         batching: How B tasks are computed without kernels: "vmap" computes all at once; "tasks"
             computes one by one, which is right for any network and loss.
         draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
-        shares: True if the losses write what threads would share (`maml.execution.outside`).
+        shares: Whether the losses write what threads would share (`maml.execution.outside`). None:
+            the next call finds out, in one thread.
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None if it takes no images.
         frozen: Names of the network's frozen parameters (`maml.learners.adapting.frozen`).
@@ -94,7 +95,8 @@ class Learner(nn.Module, ABC):
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
-        self.draws = self.shares = False
+        self.draws = False
+        self.shares: bool | None = False
         self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given

@@ -6,6 +6,7 @@ read it again, and another thread may have written in between. Torch's levels of
 (`torch.func.jvp`) exist once, too. And what a call on trial has written there is put back.
 """
 
+import copyreg
 import dis
 import functools
 import sys
@@ -116,8 +117,9 @@ def _held(value: Any) -> dict[Any, Any] | list[Any] | None:
         names = sorted(globals_of(value.__code__) & value.__globals__.keys())
         return {name: value.__globals__[name] for name in names}
     if isinstance(value, type) and _is_theirs(value):
-        # `copy.deepcopy` writes this name.
-        return {name: held for name, held in vars(value).items() if name != "__slotnames__"}
+        # `copy.deepcopy` writes one of these names, and annotations may be anything.
+        unread = "__slotnames__", "__annotations__"
+        return {name: held for name, held in vars(value).items() if name not in unread}
     if _is_theirs(type(value)):
         slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
         names = sorted({name for own in slots for name in ([own] if isinstance(own, str) else own)})
@@ -140,10 +142,8 @@ def _leads_to(value: Any) -> Iterator[Any]:
         yield from (value.func, value.args, value.keywords)
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
-    elif (
-        isinstance(value, nn.Module)
-        or type(value).__module__ in HOLDERS
-        or (_is_theirs(type(value)) and hasattr(value, "__dict__"))
+    elif hasattr(value, "__dict__") and (
+        isinstance(value, nn.Module) or type(value).__module__ in HOLDERS or _is_theirs(type(value))
     ):
         yield from (type(value), vars(value))
 
@@ -173,10 +173,12 @@ def _put_names_back(value: Any, held: dict[Any, Any]) -> None:
 def _can_be_copied(value: Any) -> bool:
     """Return whether a value is a constant, or an object whose state can be read."""
     kind = type(value)
-    if isinstance(value, types.ModuleType) or hasattr(kind, "__get__"):
+    if isinstance(value, types.ModuleType | type) or hasattr(kind, "__get__"):
+        return True
+    if kind in copyreg.dispatch_table or hasattr(kind, "__deepcopy__"):
         return True
     try:
-        return hasattr(kind, "__deepcopy__") or value.__reduce_ex__(4) is not None
+        return value.__reduce_ex__(4) is not None
     except Exception:
         return False
 

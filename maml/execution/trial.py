@@ -19,22 +19,23 @@ break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-â
 
 
 class Trial(TorchDispatchMode):
-    """A context that leaves what code reaches as it was, and counts the work inside.
+    """A context that leaves what code reaches as it was, and may count the work inside.
 
     It sees what ``torch.func.vmap`` computes as plain tensors of all tasks.
-
-    Attributes:
-        operations: The number of torch's operations.
-        flops: Their multiplications and additions.
     """
 
-    def __init__(self, *roots: Any) -> None:
-        """Put back what `Reached` finds from ``roots``, and what is written into any old tensor."""
-        from torch.utils.flop_counter import flop_registry  # late, because it imports triton
+    def __init__(self, *roots: Any, weigh: bool = False) -> None:
+        """Put back what `Reached` finds from ``roots``, and what is written into any old tensor.
 
+        ``weigh``: count operations, and their multiplications and additions.
+        """
         super().__init__()
-        self.operations = self.flops = 0
-        self._registry = flop_registry
+        self._operations = self._flops = 0
+        self._flops_of: dict[Any, Any] = {}
+        if weigh:
+            from torch.utils.flop_counter import flop_registry  # late, because it imports triton
+
+            self._flops_of = flop_registry
         self._reached = Reached(*roots)
         self._made = set[int]()
         self._written: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
@@ -50,7 +51,7 @@ class Trial(TorchDispatchMode):
     @property
     def is_heavy(self) -> bool:
         """Whether an operation is enough work for a core."""
-        return self.flops >= HEAVY * max(self.operations, 1)
+        return self._flops >= HEAVY * max(self._operations, 1)
 
     def put_back(self) -> None:
         """Undo what was written until now."""
@@ -71,10 +72,10 @@ class Trial(TorchDispatchMode):
         found = func(*args, **kwargs)
         if schema is None or not any(each.alias_info for each in schema.returns):
             self._made.update(each._cdata for each in _memory(found))
-        self.operations += 1
-        count = self._registry.get(getattr(func, "_overloadpacket", None))
+        self._operations += 1
+        count = self._flops_of.get(getattr(func, "_overloadpacket", None))
         if count is not None:
-            self.flops += count(*args, **kwargs, out_val=found)
+            self._flops += count(*args, **kwargs, out_val=found)
         return found
 
     def _remember(self, tensors: Any) -> None:

@@ -17,6 +17,7 @@ from datasets.opening import Contents
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
+from maml.execution.trial import Trial
 from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of, own_objective
 from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
@@ -265,6 +266,7 @@ class Learner(nn.Module, ABC):
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
+    @torch.enable_grad()
     def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
         """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
 
@@ -277,11 +279,12 @@ class Learner(nn.Module, ABC):
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
-            with draws.alone(), kept(), draws.of_task(draws.NONE), torch.enable_grad():
+            with draws.alone(), kept(), draws.of_task(draws.NONE), alone_with(self.network):
                 problem = self.training_problem(params, phase)
-                self.checked[key] = checked_way(
-                    problem, tasks, self.config.meta_gradient, self.frozen
-                )
+                with Trial(self.network, self.criterion):
+                    self.checked[key] = checked_way(
+                        problem, tasks, self.config.meta_gradient, self.frozen
+                    )
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

@@ -171,7 +171,7 @@ def each(
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
     """Return whether an operation on one task is enough work for a core."""
-    with draws.alone(), kept(), draws.of_task(draws.NONE), Trial() as trial:
+    with draws.alone(), kept(), draws.of_task(draws.NONE), Trial(weigh=True) as trial:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
     return trial.is_heavy

@@ -92,16 +92,24 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     return total[0], layout.to_params(gradients)
 
 
+def draw_number() -> Tensor:
+    """Draw a number of 62 bits from torch's global generator."""
+    return torch.randint(2**62, (), device="cpu")
+
+
 def same_number(tasks: list[Task], params: Params) -> int:
-    """Draw a number from torch's global generator. All processes get the number of rank 0.
+    """Return the next number of torch's global generator; all processes get that of rank 0.
+
+    One process does not draw it: see `draw_number`.
 
     Raises:
         UserError: on every rank, if the processes have other tasks, in values, sizes or order, or
             other parameters.
     """
-    # Always, so that later draws do not depend on dropout.
-    drawn = torch.randint(2**62, (), device="cpu")
+    before = torch.get_rng_state()
+    drawn = draw_number()
     if not _joined:
+        torch.set_rng_state(before)
         return int(drawn)
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.
     digest = 0

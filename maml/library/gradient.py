@@ -8,10 +8,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from datasets.generators import kept
+from datasets.generators import state as generators
 from datasets.tasks import Task
 from maml.execution.outside import Reached
 from maml.library.alone import alone
-from maml.metagradient import differentiate
+from maml.metagradient import differentiate, draws
 from maml.metagradient.batching import DRAWN, Found, batching_of
 from maml.metagradient.by_task import Batching, Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
@@ -66,31 +68,45 @@ def meta_gradient(
         leaves, spec = pytree.tree_flatten(tasks)
         kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
         key = (_identity(state), kinds, str(spec), way)
-        found = _batching_of(key, state, meta_params, tasks, way)
-        try:
-            return differentiate.meta_gradient(state, meta_params, tasks, way, found)
-        except RuntimeError as error:
-            if found == "tasks" or DRAWN not in str(error):
-                raise
+        found = _found(key, state, meta_params, tasks, way)
+        if not found.draws:
+            of_all = _without_draws(state, meta_params, tasks, way, found.batching)
+            if of_all is not None:
+                return of_all
             # The losses draw only now, for example because a dropout rate was zero before.
-            del _KNOWN[key]
+            _KNOWN[key] = Found("tasks", draws=True)
         return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
 
 
-def _batching_of(
+def _without_draws(
+    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way, how: Batching
+) -> OuterGradient | None:
+    """Return the meta-gradient; None if a loss draws: then it must draw by a task's address."""
+    with kept(), draws.of_task(draws.NONE):
+        before = generators()
+        try:
+            found = differentiate.meta_gradient(state, meta_params, tasks, way, how)
+        except RuntimeError as error:
+            if how == "tasks" or DRAWN not in str(error):
+                raise
+            return None
+        return found if generators() == before else None
+
+
+def _found(
     key: Any, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
-) -> Batching:
+) -> Found:
     known = _KNOWN.get(key)
     if known is None or known.fills:
         if n_tasks_of(tasks) < 2:
-            return "tasks"  # one task cannot show a difference
+            return Found("tasks")  # one task cannot show a difference
         some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
         found = batching_of(state, meta_params, some, way, code=state)
         _KNOWN[key] = found._replace(fills=found.fills and known is None)
     _KNOWN.move_to_end(key)
     if len(_KNOWN) > KNOWN:
         _KNOWN.popitem(last=False)
-    return _KNOWN[key].batching
+    return _KNOWN[key]
 
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:

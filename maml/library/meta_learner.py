@@ -185,6 +185,9 @@ class MetaLearner(checking.Waiting):
                 for name, values in of_some.metrics.items():
                     found[name][rows] = values.to(losses)
         self.metrics = found
+        way = self._found.get(self.training)
+        if self.learner.config.inner_batch is not None or (way is not None and way.draws):
+            distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
     def _together(

@@ -93,7 +93,8 @@ def batching_of(
     roots = [code] if owner is None else [code, owner]
     if not Reached(*roots).is_whole:
         return Found("tasks")
-    with draws.alone(), kept(), draws.of_task(draws.NONE), COUNTING, Trial(*roots) as trial:
+    trial = Trial(*roots, weigh=weigh)
+    with draws.alone(), kept(), draws.of_task(draws.NONE), COUNTING, trial:
         before = state()
         loop = by("tasks")
         draw, heavy = state() != before, weigh and trial.is_heavy

@@ -13,7 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from maml.errors import UserError, WorkerLostError
+from maml.processes import system
 from maml.processes.launcher import let_it_be_named
+
+# At import, because the setting has no effect once torch is loaded. So a program that imports torch
+# imports this module first.
+system.spin_briefly()
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words in the errors of libraries that got no memory. They share no exception type."""

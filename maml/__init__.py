@@ -15,8 +15,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from maml.processes import system
-
 if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.errors import UserError as UserError
     from maml.errors import WorkerLostError as WorkerLostError
@@ -53,9 +51,6 @@ _FROM = {
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = sorted((*_MODULE_OF, "nn"))
-
-# At import, because the setting has no effect once torch is loaded.
-system.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maml.processes.program import run_program  # before torch
+
+# isort: split
 from maml.config import Config, checks, registry
 from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
@@ -32,7 +35,6 @@ from maml.evaluation.scores import (
     summary,
     there_are,
 )
-from maml.processes.program import run_program
 from maml.processes.streams import log_in
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits

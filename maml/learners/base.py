@@ -18,6 +18,7 @@ from datasets.opening import Contents
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
+from maml.execution.trial import Trial
 from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of, own_objective
 from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given, Predictions
@@ -62,7 +63,8 @@ class Learner(nn.Module, ABC):
         batching: How B tasks are computed without kernels: "vmap" computes all at once; "tasks"
             computes one by one, which is right for any network and loss.
         draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
-        shares: True if the losses write what threads would share (`maml.execution.outside`).
+        shares: Whether the losses write what threads would share (`maml.execution.outside`). None:
+            the next call finds out, in one thread.
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None if it takes no images.
         frozen: Names of the network's frozen parameters (`maml.learners.adapting.frozen`).
@@ -82,7 +84,8 @@ class Learner(nn.Module, ABC):
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
-        self.draws = self.shares = False
+        self.draws = False
+        self.shares: bool | None = False
         self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given
@@ -253,6 +256,7 @@ class Learner(nn.Module, ABC):
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
+    @torch.enable_grad()
     def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
         """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
 
@@ -265,11 +269,12 @@ class Learner(nn.Module, ABC):
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
-            with draws.alone(), kept(), draws.of_task(draws.NONE), torch.enable_grad():
+            with draws.alone(), kept(), draws.of_task(draws.NONE), alone_with(self.network):
                 problem = self.training_problem(params, phase)
-                self.checked[key] = checked_way(
-                    problem, tasks, self.config.meta_gradient, self.frozen
-                )
+                with Trial(self.network, self.criterion):
+                    self.checked[key] = checked_way(
+                        problem, tasks, self.config.meta_gradient, self.frozen
+                    )
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

@@ -186,15 +186,23 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     return total[0], layout.to_params(gradients)
 
 
+def draw_number() -> int:
+    """Draw a number of 62 bits from torch's global generator."""
+    return int(torch.randint(2**62, (), device="cpu"))
+
+
 def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[str, str]]) -> int:
-    """Draw a number from torch's global generator. All processes get the number of rank 0.
+    """Return the next number of torch's global generator; all processes get that of rank 0.
+
+    It is not drawn: see `draw_number`.
 
     Raises:
         UserError: on every rank, if the processes have other tasks, in values, sizes or order,
             other parameters, or another meta-learner.
     """
-    # Always, so that later draws do not depend on dropout.
-    drawn = int(torch.randint(2**62, (), device="cpu"))
+    before = torch.get_rng_state()
+    drawn = draw_number()
+    torch.set_rng_state(before)
     if watch is None:
         return drawn
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.

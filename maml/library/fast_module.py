@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from datasets.generators import kept
 from datasets.tasks import Task
 from maml.errors import UserError
+from maml.execution.trial import Trial
 from maml.learners import Learner
 from maml.library.inputs import called_with, explained
 from maml.networks.calls import alone_with
@@ -130,7 +131,13 @@ def unadapted(learner: Learner, meta_params: Params) -> FastModule:
 def first_outputs(learner: Learner, x: Any) -> Any:
     """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
     network = learner.network
-    with torch.enable_grad(), kept(), alone_with(network), switched(learner, training=False):
+    with (
+        alone_with(network),
+        Trial(network),
+        switched(learner, training=False),
+        kept(),
+        torch.enable_grad(),
+    ):
         params = unadapted(learner, learner.meta_parameters()).params
         with contextlib.suppress(OneValueError):
             return learner.call_network(params, pytree.tree_map(torch.clone, x))[0]

@@ -19,6 +19,7 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
+from maml.execution.trial import Trial
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import classes_of, for_targets
 from maml.library import agreement, checking, distribution, inputs, results
@@ -83,8 +84,9 @@ class MetaLearner(checking.Waiting):
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
             head: The name of the output layer, for learners that treat this layer separately.
-            batching: How tasks are computed: "vmap" all at once, where this gives the same; "tasks"
-                one by one, each in a thread. "auto" decides by the first tasks.
+            batching: How tasks are computed: "vmap" all at once, if they can be batched; "tasks"
+                one by one, each in a thread. "auto" tries both on the first tasks, and leaves
+                nothing behind.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
@@ -127,6 +129,7 @@ class MetaLearner(checking.Waiting):
         self._told_apart: dict[tuple[int, int], int] = {}
         self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
+        self.learner.shares = None
         self._learning = checking.begin_learning(self.learner)
 
     def _made_of(self) -> dict[str, str]:
@@ -189,6 +192,9 @@ class MetaLearner(checking.Waiting):
                     found[name][rows] = values.to(losses)
         self.metrics = found
         self._warned = self._warned or results.warn_of_no_numbers(losses, mine)
+        way = self._found.get(self.training)
+        if self.learner.config.inner_batch is not None or (way is not None and way.draws):
+            distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
     def _together(
@@ -209,11 +215,11 @@ class MetaLearner(checking.Waiting):
         self, own: Learner, params: Params, given: Any, where: list[draws.Address]
     ) -> OuterGradient:
         used = copy.copy(own)
-        used.batching, used.draws = self._found[self.training]
-        used.shares = self.learner.shares
+        found = self._found[self.training]
+        used.batching, used.draws, used.shares = found.batching, found.draws, self.learner.shares
         of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
-        self._found[self.training] = Found(used.batching, used.draws)
+        self._found[self.training] = found._replace(batching=used.batching, draws=used.draws)
         self.learner.shares = used.shares
         return of_all
 
@@ -278,7 +284,9 @@ class MetaLearner(checking.Waiting):
         if not strange or strange in self._accepted:
             return
         try:
-            self.learner.loss(first_outputs(self.learner, x), y)
+            outputs = first_outputs(self.learner, x)
+            with Trial(self._loss):
+                self.learner.loss(outputs, y)
         except Exception as error:
             raise UserError(
                 f"{what} has the label {strange[-1]}; the module tells {classes} classes apart, "
@@ -293,18 +301,24 @@ class MetaLearner(checking.Waiting):
         """
         same = [tasks[i] for i in max(alike(tasks, range(len(tasks))), key=len)]
         tells = len(same) >= TRIED and self.training not in self._told
-        if self.training in self._found and not tells:
+        before = self._found.get(self.training)
+        if before is not None and not tells:
             return
-        checking.check(own, params, tasks, self._phase, self._reaching)
-        some = joined(same[:TRIED])
-        heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
-        found = batching_of(
-            lambda at: own.training_problem(at, self._phase), params, some,
-            checked=True, heavy=heavy,
-        )  # fmt: skip
-        if self._asked == "tasks" or (self._asked is None and not tells):
-            found = found._replace(batching="tasks")
-        if tells:
+        network, criterion = own.network, own.criterion
+        with draws.alone(), alone_with(network):
+            with Trial(network, criterion):
+                checking.check(own, params, tasks, self._phase, self._reaching)
+            if self._asked is not None:
+                found = Found(self._asked)
+            else:
+                found = batching_of(
+                    lambda at: own.training_problem(at, self._phase), params, joined(same[:TRIED]),
+                    code=criterion, owner=network, checked=True, weigh=tells,
+                )  # fmt: skip
+                self.learner.shares = found.shares
+                found = found if tells else found._replace(batching="tasks")
+        # What looks like a cache is tried once more, after a call has filled it.
+        if tells and not (found.fills and (before is None or not before.fills)):
             self._told.add(self.training)
         self._found[self.training] = found
 
@@ -364,7 +378,7 @@ class MetaLearner(checking.Waiting):
                 found = one_by_one.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )
-            self.learner.shares |= own.shares
+            self.learner.shares = own.shares
             for i, row in zip(places, found, strict=True):
                 rows[i] = row
         return rows

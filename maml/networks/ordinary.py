@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
+from maml.execution.meanwhile import Replaced
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
 
 AROUND = "module."
@@ -207,17 +208,16 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
 
 
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+def _weight_norm(_: Any, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
     others = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]  # -1: of all together
     norms = torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1) if others else v.abs()
     return v * (g / norms)
 
 
-# Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.
-_OF_TORCH = torch.library.Library("aten", "IMPL")
-for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-    _OF_TORCH.impl("_weight_norm", _weight_norm, key)
+SECOND_ORDER = Replaced(torch, "_weight_norm", _weight_norm)
+"""Within this context, weight norm has a right second derivative. Torch's own (2.15) is wrong:
+`torch.autograd.gradgradcheck` refuses it."""
 
 
 @contextlib.contextmanager

@@ -10,8 +10,12 @@ from collections.abc import Callable
 
 from datasets.theirs import described
 from maml.errors import Done, UserError, WorkerLostError
-from maml.processes import streams
+from maml.processes import streams, system
 from maml.processes.launcher import let_it_be_named, tell_launcher
+
+# At import, because the setting has no effect once torch is loaded. So a program that imports torch
+# imports this module first.
+system.spin_briefly()
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words in the errors of libraries that got no memory. They share no exception type."""

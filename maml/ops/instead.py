@@ -1,14 +1,15 @@
 """Use the operations of this room in place of torch's, within a context and in one thread."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from maml.ops import convolution, recurrent
+from maml.ops import convolution, norms, recurrent
 from maml.ops.attention import attention
 
 
@@ -35,12 +36,22 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh: recurrent.rnn_tanh,
     torch.rnn_relu: recurrent.rnn_relu,
     **convolution.INSTEAD,
+    **norms.INSTEAD,
 }
 
 
-class Instead(TorchFunctionMode):
-    """A context in which torch's functions are computed by the operations of this room."""
+@contextlib.contextmanager
+def instead() -> Iterator[None]:
+    """Compute torch's functions by the operations of this room, within this context."""
+    # One mode is enough: a second one would see what the first one calls.
+    if any(isinstance(mode, _Instead) for mode in _get_current_function_mode_stack()):
+        yield
+    else:
+        with _Instead():
+            yield
 
+
+class _Instead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -67,8 +67,13 @@ def meta_gradient(
             return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
         leaves, spec = pytree.tree_flatten(tasks)
         kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-        key = (_identity(state), kinds, str(spec), way)
+        code, constants = _identity(state)
+        # Code that writes outside may count there. Its tasks are computed one by one anyway.
+        any_count: Any = (code, kinds, str(spec), way)
+        key = any_count if any_count in _KNOWN else (any_count, constants)
         found = _found(key, state, meta_params, tasks, way)
+        if found.shares and key != any_count:
+            _KNOWN[any_count], key = _KNOWN.pop(key), any_count
         if not found.draws:
             of_all = _without_draws(state, meta_params, tasks, way, found.batching)
             if of_all is not None:
@@ -109,14 +114,16 @@ def _found(
     return _KNOWN[key]
 
 
-def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
-    """Return a problem's key: the code, networks, ints and strings that it reaches, no tensors."""
-    found: list[Any] = []
+def _identity(state: Callable[[Params], Problem]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a problem's key: code and networks that it reaches; and ints and strings."""
+    code, constants = list[Any](), list[Any]()
     for value in Reached(state).values:
         if isinstance(value, FunctionType):
-            found.append(value.__code__)
+            code.append(value.__code__)
         elif isinstance(value, nn.Module):
-            found.append((value, value.training))
-        elif isinstance(value, (int, str, type)):
-            found.append(value)
-    return tuple(found)
+            code.append((value, value.training))
+        elif isinstance(value, type):
+            code.append(value)
+        elif isinstance(value, (int, str)):
+            constants.append(value)
+    return tuple(code), tuple(constants)

@@ -44,9 +44,8 @@ def find(name: str) -> DataSet:
     """
     if is_theirs(name):
         (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)
-        return DataSet(
-            name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
-        )
+        opens = dict.fromkeys(("episodes", "examples", "environments"), attribute)
+        return DataSet(name, module, attribute, arguments, reads=None, **opens)
     if name not in data_sets() and os.path.isdir(name):
         raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
     return named(FLAG, name, data_sets())

@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
-from datasets.components import is_theirs
-from datasets.flags import MOST
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
+from maml.config.flags import MOST
 from maml.errors import UserError
 
 
@@ -95,11 +94,12 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
     """Add a flag for every field, in groups. The last group: flags that ``default`` ignores."""
     types = get_type_hints(Config)
     groups: dict[str, Any] = {}
-    title = {name: FACTS[name].group if _is_read(name, default) else OTHERS for name in FLAGS}
-    for name in sorted(FLAGS, key=lambda name: title[name] == OTHERS):
+    unread = {name: not registry.is_read(name, default) for name in FLAGS}
+    for name in sorted(FLAGS, key=unread.__getitem__):
         facts = FACTS[name]
-        if title[name] not in groups:
-            groups[title[name]] = parser.add_argument_group(title[name])
+        title = OTHERS if unread[name] else facts.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
         said, _, unset = facts.help.removesuffix("].").partition(" [")  # [what None means]
         value = (unset or "none") if getattr(default, name) is None else getattr(default, name)
         text = f"{_readers(name)}{said.removesuffix('.')} (default: {value})"
@@ -117,21 +117,10 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
             metavar = "NAME" if name in registry.KINDS else plain.__name__.upper()
             options = {"type": _reader(plain, optional=plain is not type_), "metavar": metavar}
         options |= {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
-        groups[title[name]].add_argument(flag(name), **options)
+        groups[title].add_argument(flag(name), **options)
 
 
 OTHERS = "other learners, networks, data sets and strategies"
-
-
-def _is_read(name: str, config: Config) -> bool:
-    """Return whether a field may have an effect with the components of ``config``."""
-    for kind in registry.KINDS:
-        if is_theirs(getattr(config, kind)):
-            continue  # a user's own component may read any field
-        chosen = registry.find(kind, getattr(config, kind)).reads
-        if chosen is not None and name not in chosen and registry.readers(kind, name):
-            return False
-    return True
 
 
 def _readers(name: str) -> str:

@@ -101,6 +101,15 @@ def readers(kind: str, field: str) -> list[str]:
     return [each.name for each in known(kind).values() if field in (each.reads or ())]
 
 
+def is_read(field: str, config: Any) -> bool:
+    """Return whether a field may have an effect with the components of ``config``."""
+    for kind, name in ((kind, getattr(config, kind)) for kind in KINDS):
+        # A user's own component may read any field.
+        if not is_theirs(name) and field not in find(kind, name).reads and readers(kind, field):
+            return False
+    return True
+
+
 learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")
 network: Callable[[str], NetworkFacts] = functools.partial(find, "network")
 data_set: Callable[[str], DataSet] = functools.partial(find, "data")

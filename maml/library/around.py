@@ -128,7 +128,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         named = ", ".join(sorted(map(str, dtypes)))
         raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
-    dtype = str(dtypes.pop()).removeprefix("torch.")
+    dtype: Any = str(dtypes.pop()).removeprefix("torch.")
     return with_values(
         config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0
     )

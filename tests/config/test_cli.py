@@ -58,7 +58,7 @@ def another(name: str) -> tuple[list[str], Any]:
         words = [flag(name), str(value)]
     words += EXTRA.get(name, "").split()
     if needs := FACTS[name].read_with:
-        words += [flag(needs[0]), needs[1]]
+        words += [flag(needs[0]), str(needs[1])]
     for kind in registry.KINDS:
         readers = [each.name for each in registry.known(kind).values() if name in each.reads]
         reads = registry.find(kind, getattr(PRESETS[GLYPHS], kind)).reads
@@ -206,7 +206,7 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{GLYPHS} --learner mamml", "--learner mamml: .*did you mean maml"),
         (f"{SINUSOID} --network conv4", "--network conv4.*--data sinusoid"),
         (f"{SINUSOID} --ways 7", "--ways 7: --data sinusoid has no classes"),
-        (f"{SUPERVISED} --epochs 1 --iterations 6", "--epochs 1 and --iterations 6: "),
+        (f"{SUPERVISED} --epochs 1 --iterations 6", "--iterations 6 is for --epochs None, not 1"),
         (f"{GLYPHS} --data mnist", "--data mnist: has no .*--learner supervised"),
         (f"{GLYPHS} --ps-mode async", "--ps-mode async is not for --strategy auto, but for param-"),
         (

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from datasets.components import scan
-from datasets.flags import WAY, facts_of
 from maml.config import FLAGS, OF_A_HOST, Config, registry
 from maml.config.fields import MUST_MATCH, OF_THE_RESULT
+from maml.config.flags import WAY, facts_of
 from maml.config.presets import PRESETS
 
 FIELDS = {field.name for field in dataclasses.fields(Config)}

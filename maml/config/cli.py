@@ -1,10 +1,11 @@
 """The command line: turn ``PRESET --flag value …`` into a `Config`, with one-line errors."""
 
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any
 
 from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
+from maml.config.fields import FACTS
 from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import UserError
@@ -94,4 +95,4 @@ def _as_spelled(word: str) -> str:
     return name + equals + value
 
 
-_SWITCHES = {flag(n).removeprefix("--") for n in FLAGS if get_type_hints(Config)[n] is bool}
+_SWITCHES = {flag(n).removeprefix("--") for n in FLAGS if FACTS[n].type is bool}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from dataclasses import replace as with_values
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from maml.config.flags import HOST, RESULT, SAME_RUN, Role, facts_of
 from maml.config.learning import Data, Learner, OuterLoop
@@ -71,26 +71,19 @@ def settings(config: Config) -> tuple[str, ...]:
 
 def from_values(values: dict[str, Any]) -> Config:
     """Return a `Config` with ``values``. A `UserError` names an unknown field or a wrong value."""
-    types, exact = get_type_hints(Config), dict(values)
+    exact = {}
     for name, value in values.items():
-        if name not in types:
+        if name not in FACTS:
             raise UserError(f"unknown field {name!r}")
-        if not _fits(value, types[name]):
-            choices = get_args(types[name]) if get_origin(types[name]) is Literal else ()
-            expected = getattr(types[name], "__name__", types[name])
-            expected = f"one of {', '.join(choices)}" if choices else expected
-            raise UserError(f"{name}: {value!r} is not {expected}")
-        if type(value) is int and float in (types[name], *get_args(types[name])):
-            exact[name] = float(value)  # else 1 and 1.0 would name two experiments
+        facts = FACTS[name]
+        if facts.type is float and type(value) is int:
+            value = float(value)  # else 1 and 1.0 would name two experiments
+        fits = value in facts.choices if facts.choices else type(value) is facts.type
+        if not fits and not (facts.optional and value is None):
+            one = f"one of {', '.join(facts.choices)}" if facts.choices else facts.type.__name__
+            raise UserError(f"{name}: {value!r} is not {one}")
+        exact[name] = value
     return Config(**exact)
-
-
-def _fits(value: object, type_: Any) -> bool:
-    """Return whether a value fits a field's type. An int also fits float. True is no int here."""
-    if get_origin(type_) is Literal:
-        return value in get_args(type_)
-    options = get_args(type_) or (type_,)
-    return type(value) in options or (type(value) is int and float in options)
 
 
 def user_path(name: str, value: str) -> Path:

@@ -10,7 +10,7 @@ import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 MOST = 2**31 - 1
 """The limit of integer flags: a larger one overflows some library's int32, far from the flag."""
@@ -42,7 +42,11 @@ class FieldFacts:
     # Components declare in their own facts which flags they read.
     read_with: tuple[Any, ...] | None = None
     chooses: bool = False  # validations depend on it, and so does the choice of the best model
+    # What follows is from the field's class and annotation.
     group: str = ""  # its heading in --help; "" if the field is no flag
+    type: Any = str
+    optional: bool = False  # it may be None
+    choices: tuple[str, ...] = ()  # all its values, if they are few texts
 
 
 T = TypeVar("T", bound=str | float | None)
@@ -56,11 +60,17 @@ def flag(default: T | Callable[[], T], help: str, role: Role = SAME_RUN, **facts
 
 def facts_of(config: type) -> dict[str, FieldFacts]:
     """Return the facts of each field of a dataclass, in order. `OuterLoop` is "outer loop"."""
-    found: dict[str, FieldFacts] = {}
-    for owner in reversed(config.__mro__[:-1]):
-        group = re.sub("(?<=.)([A-Z])", r" \1", owner.__name__).lower()
-        for field in dataclasses.fields(owner):
-            facts = field.metadata.get("facts")
-            facts = dataclasses.replace(facts, group=group) if facts else FieldFacts()
-            found.setdefault(field.name, facts)
+    # The last class that has a field is the one that declares it.
+    owners = {f.name: of for of in config.__mro__[:-1] for f in dataclasses.fields(of)}
+    types, found = get_type_hints(config), {}
+    for field in dataclasses.fields(config):
+        facts, type_ = field.metadata.get("facts"), types[field.name]
+        group = re.sub("(?<=.)([A-Z])", r" \1", owners[field.name].__name__).lower()
+        of_type: dict[str, Any] = {"group": group if facts else ""}
+        if get_origin(type_) is Literal:
+            of_type["choices"] = get_args(type_)
+        else:
+            of_type["type"] = next(iter(get_args(type_)), type_)
+            of_type["optional"] = of_type["type"] is not type_
+        found[field.name] = dataclasses.replace(facts or FieldFacts(), **of_type)
     return found

@@ -20,19 +20,15 @@ COMPONENTS = {
         "help": "MAML++: rates, norms and query losses of each step",
         "refuses": {"inner_steps": {0: "would have no step to learn rates of"}},
         "reads": (
-            "lslr",
-            "per_step_norm",
-            "msl_epochs",
-            "first_order_epochs",
-            "iterations_per_epoch",
+            "lslr", "per_step_norm", "msl_epochs", "first_order_epochs", "iterations_per_epoch"
         ),
         "adapts": "*,@norm=0",
     }
-}
+}  # fmt: skip
 
 
 class MAMLpp(MAML):
-    """MAML with the changes that MAML++ makes to the inner problem, each with one of the `Flags`.
+    """MAML with the changes that MAML++ makes to the inner problem, each with a flag.
 
     In the paper they are LSLR (``--lslr``: section 4, equation 4), BNWB (``--per-step-norm``), MSL
     (``--msl-epochs``: equation 3) and DA (``--first-order-epochs``); docs/learners.md has the flags

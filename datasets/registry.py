@@ -4,6 +4,7 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datasets.components import Component, is_theirs, named, scan
 from datasets.errors import DataError
@@ -44,7 +45,7 @@ def find(name: str) -> DataSet:
     """
     if is_theirs(name):
         (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)
-        opens = dict.fromkeys(("episodes", "examples", "environments"), attribute)
+        opens: dict[str, Any] = dict.fromkeys(("episodes", "examples", "environments"), attribute)
         return DataSet(name, module, attribute, arguments, reads=None, **opens)
     if name not in data_sets() and os.path.isdir(name):
         raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")

@@ -296,6 +296,11 @@ class Worker:
                 metrics = own.evaluate(here[0], tasks)
             else:
                 metrics = own.evaluate_together(here, tasks)
+            if "loss" not in metrics:
+                raise UserError(
+                    "a task of one query has no statistics by which a batch norm would normalise "
+                    "it: give more queries (--eval-queries)"
+                )
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
         rows = self.evaluated(split, ids, row)

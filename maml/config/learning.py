@@ -18,7 +18,9 @@ class Learner:
     inner_lr: float = flag(
         0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
     )
-    inner_steps: int = flag(1, "Inner-loop steps while training.", least=0)
+    inner_steps: int = flag(
+        1, "Inner-loop steps while training; without --eval-inner-steps also at test.", least=0
+    )
     eval_inner_steps: int = flag(
         3, "Inner-loop steps at validation and test.", RESULT, least=0, chooses=True
     )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
 from maml.config.flags import MOST, FieldFacts
-from maml.errors import UserError
+from maml.errors import Done, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -57,9 +57,9 @@ class Parser(argparse.ArgumentParser):
         # argparse writes "argument --ways: …" or "argument --transductive/--no-transductive: …".
         raise UserError(re.sub(r"^argument ", "", message).replace(": must be ", " must be ", 1))
 
-    def print_help(self, file: Any = None) -> None:
-        """Print and flush the help now, so that `run_program` handles a closed pipe (``head``)."""
-        print(self.format_help(), end="", flush=True)
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End after the help, as `run_program` tells apart from a user's ``sys.exit``."""
+        raise Done(status)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

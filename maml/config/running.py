@@ -21,9 +21,13 @@ class Distribution:
         120.0, "End the run after this many seconds without a peer's answer.", WAY,
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
-    batch_wait: float = flag(
-        0.2, "Answer an incomplete batch of requests after this many seconds.", WAY, above=0
+    batched_inference: Literal["true", "false"] = flag(
+        "true", "One forward pass for all observers' requests (true), or one for each (false).", WAY
     )
+    batch_wait: float = flag(
+        0.2, "Answer an incomplete batch of requests after this many seconds.", WAY,
+        above=0, read_with=("batched_inference", "true"),
+    )  # fmt: skip
     threads: int | None = flag(
         None, "Computing threads per process [cores / processes on this host].", HOST, least=1
     )

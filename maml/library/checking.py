@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from maml.errors import UserError
 from maml.execution.outside import kept_outside
 from maml.learners import Learner
-from maml.library.distribution import OF_TORCH
+from maml.library.agreement import OF_TORCH
 from maml.metagradient.reading import ForeignError, UnreadError
 from maml.networks.calls import alone_with, lost_writes
 from maml.networks.headless import in_short
@@ -115,6 +115,14 @@ class Waiting(nn.Module):
                 "make the learner again; it shares the tensors"
             )
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "clone":
+            raise AttributeError(
+                "a meta-learner has no clone: fast = learner.adapt(support_x, support_y) returns "
+                "the module after its adaptation, and learner(tasks) the outer loss"
+            )
+        return super().__getattr__(name)
 
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return what torch's method returns."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
-from maml.ops.instead import Instead
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
@@ -24,6 +23,7 @@ from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
+from maml.ops.instead import Instead
 from maml.params import Params
 
 T = TypeVar("T")

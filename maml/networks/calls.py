@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from maml.networks.ordinary import own_name, tensors
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
-from maml.params import Params
+from maml.params import Params, of_kind
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
@@ -41,7 +41,7 @@ def apply(
     """Apply ``network`` with those of ``params`` that have its own names to ``x [E, …]``."""
     with alone_with(network):
         known = tensors(network)
-        params = {name: tensor for name, tensor in params.items() if name in known}
+        params = {n: of_kind(tensor, known[n]) for n, tensor in params.items() if n in known}
         # Copies, so that the network's writes into its buffers are gone after the call.
         # Modules may share one buffer; a module in two places has its buffers under one name.
         clones: dict[int, Tensor] = {}

@@ -28,8 +28,8 @@ def own_name(network: nn.Module, name: str) -> str:
     return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
-def check_parameters(network: nn.Module, name: str) -> None:
-    """Refuse parameters that cannot learn."""
+def check_parameters(network: nn.Module, name: str, *, of_run: bool = True) -> None:
+    """Refuse parameters that cannot learn; ``of_run``: complex ones, too."""
     for path, module in network.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise UserError(
@@ -37,7 +37,12 @@ def check_parameters(network: nn.Module, name: str) -> None:
                 "derivative; make it with sparse=False"
             )
     for where, parameter in network.named_parameters():
-        if not parameter.is_floating_point():
+        if parameter.is_complex() and of_run:
+            raise UserError(
+                f"--network {name}: {where} is complex, and a run's files and messages have real "
+                "parameters: make it of two real ones by torch.complex, or take maml.MAML"
+            )
+        if not (parameter.is_floating_point() or parameter.is_complex()):
             raise UserError(
                 f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
                 "learn; make it a buffer"
@@ -145,6 +150,8 @@ class ExplicitNorm(_BatchNorm):
 
     tape: Tape
     made_in: bool
+    channels: int | None
+    """How many its running statistics had, which torch compares with the input's; None: none."""
     _load_from_state_dict = nn.Module._load_from_state_dict  # torch's adds a count of batches
 
     def forward(self, input: Tensor) -> Tensor:
@@ -153,6 +160,11 @@ class ExplicitNorm(_BatchNorm):
             raise RuntimeError(
                 "forward switches the mode of a batch norm, which keeps the one that it has when "
                 "the network is made: call train() or eval() in __init__"
+            )
+        self._check_input_dim(input)
+        if self.channels not in (None, input.shape[1]):
+            raise RuntimeError(
+                f"running_mean should contain {input.shape[1]} elements not {self.channels}"
             )
         if self.running_mean is not None and self.running_var is not None:
             own = self.running_mean, self.running_var
@@ -183,6 +195,7 @@ def _empty(kind: type[_BatchNorm]) -> ExplicitNorm:
 
 def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     """Turn a batch norm into an `ExplicitNorm`."""
+    norm.channels = None if norm.running_mean is None else norm.num_features  # type: ignore[assignment]
     for name in ("running_mean", "running_var"):
         frozen = norm._buffers.pop(name, None)
         if frozen is not None:

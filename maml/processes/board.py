@@ -75,7 +75,7 @@ class Board:
         self.heard: dict[int, float] = {}
         self.told, self.done = b"", b""
         self.thread: threading.Thread | None = None
-        self._over = threading.Event()
+        self._over, self._last = threading.Event(), LEFT
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
         """Watch ``judged`` from now on; return all identities. RuntimeError: a rank is missing."""
@@ -94,15 +94,16 @@ class Board:
         self.thread.start()
         return members
 
-    def leave(self) -> None:
+    def leave(self, last: bytes = LEFT) -> None:
         """Let the heartbeat thread write that this process has left, and then end."""
+        self._last = last
         self._over.set()
 
     def _beat(self) -> None:
         keys = [f"beat {other}" for other in self.heard]
         for number in itertools.count(1):
             over = self._over.wait(LAST_BEAT if self.done else BEAT)
-            mine = LEFT if over or self.told else self._mine(number)
+            mine = self._last if over or self.told else self._mine(number)
             try:
                 self._store.set(f"beat {self._world.rank}", mine.decode())
                 if over:

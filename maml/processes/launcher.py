@@ -4,6 +4,7 @@ Without this, processes without a launcher would train on next to those that rep
 """
 
 import contextlib
+import json
 import os
 import platform
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 LOOK = 0.25
 """Seconds between two looks at the launcher."""
@@ -81,6 +83,15 @@ def say_all_have_met() -> None:
     if descriptor is not None:
         with contextlib.suppress(OSError), os.fdopen(int(descriptor), "wb") as told:
             told.write(b"1")
+
+
+def tell_launcher(line: str) -> None:
+    """Write a line to this process's error file. torchrun shows the first one of all processes."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path:
+        more = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
 
 
 def launcher_holds_store() -> bool:

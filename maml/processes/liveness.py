@@ -50,12 +50,20 @@ class Liveness:
         last_words: Called in a thread, before this process ends, to save its work.
         clock: Measures silences and waits for others; it runs from `watch` to `leave`.
         excused: On rank 0: the lost ranks without which the others go on.
+        found: Why the run is over, if a loss does not end this process.
     """
 
-    def __init__(self, world: World, timeout: float, stop: StopRequest) -> None:
-        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``."""
+    def __init__(
+        self, world: World, timeout: float, stop: StopRequest, *, limit: str = "", ends: bool = True
+    ) -> None:
+        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``.
+
+        ``limit``: the words for the timeout. ``ends``: whether a loss ends this process.
+        """
         self.world, self.timeout = world, timeout
-        self._limit = f"--timeout {timeout:g}"
+        self._limit = limit or f"--timeout {timeout:g}"
+        self._ends = ends
+        self.found: Finding | None = None
         self.survives: Callable[[int, str], bool] = lambda rank, line: False
         self.last_words: Callable[[], None] = lambda: None
         self.members: dict[int, Identity] = {}
@@ -98,7 +106,15 @@ class Liveness:
         """Whether rank 0 has announced that all is done, as far as this process has read."""
         return bool(self._board.done)
 
-    def leave(self) -> None:
+    def depart(self, how: str, error: BaseException | None) -> None:
+        """Leave; others that wait for this process find that it failed by ``error``, or ``how``."""
+        if error is not None:
+            self.report(error)
+        self._fail_by(f"{self._me} {how}", 0)
+        self._over.set()
+        self.leave(self._mine(0))
+
+    def leave(self, last: bytes = LEFT) -> None:
         """Stop watching, and let no other process miss this one: all is done. Rank 0 leaves last.
 
         If no launcher holds the store, rank 0 holds it, and the store ends with rank 0. Rank 0
@@ -109,7 +125,7 @@ class Liveness:
             while self._judged() and time.monotonic() < deadline:
                 time.sleep(0.05)
         self._over.set()
-        self._board.leave()
+        self._board.leave(last)
         when_lost(lambda line: None)
         for thread in filter(None, (self._board.thread, self._judge_thread)):
             # No thread should be in a request to the store when the interpreter ends. But do not
@@ -155,10 +171,12 @@ class Liveness:
         if self._judge_thread:
             self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self.found:
                 if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
                     break  # all is done, and rank 0 was not lost: the cause does not matter
                 time.sleep(0.1)
+        if self.found:
+            return WorkerLostError(self.found.line)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
             more = "" if line in alive else f": {line}"
@@ -304,7 +322,13 @@ class Liveness:
         with self._ending:
             if self._over.is_set():
                 return
-            line, lost, code = self._board.tell(found)
+            found = self._board.tell(found)
+            if not self._ends:
+                self.found = found
+                self._over.set()
+                self._board.leave()
+                return
+            line, lost, code = found
             lost_zero = lost == 0 or bool(self._board.broken)
             wait = 0.0 if self._is_zero else (0.2 * self.world.rank if lost_zero else SPEAK)
             if self._board.may_speak(wait):

@@ -1,8 +1,5 @@
 """How a command ends: one line for bad input, an exit code, and no hang."""
 
-import contextlib
-import io
-import json
 import os
 import resource
 import signal
@@ -10,10 +7,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
-from maml.errors import UserError, WorkerLostError
-from maml.processes.launcher import let_it_be_named
+from datasets.theirs import described
+from maml.errors import Done, UserError, WorkerLostError
+from maml.processes import streams
+from maml.processes.launcher import let_it_be_named, tell_launcher
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words in the errors of libraries that got no memory. They share no exception type."""
@@ -29,8 +27,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     only rank 0 prints it. Another rank prints an input error that rank 0 does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
+    streams.install()
     try:
         code = _within_limits(main, arguments)
     except UserError as error:
@@ -46,20 +43,25 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         if str(error):
             _say(error)
         _exit(error.code)
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. The interpreter would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(0)
-    except Exception:
+    except Done as done:
+        code = done.code
+    except KeyboardInterrupt:
+        if speaks:
+            print("interrupted", file=sys.stderr)
+        _exit(130)
+    except SystemExit as error:
+        # Code of a user's own, in the middle of the work: its code 0 would say that all is done.
+        _say(UserError(f"the program was told to end: {described(error)}"))
+        _exit(error.code if isinstance(error.code, int) and error.code else 1)
+    except BaseException:
         if not _has_peers():
             raise
         # A normal exit would wait for the transport's threads.
         traceback.print_exc()
         _exit(1)
-    except KeyboardInterrupt:
-        if speaks:
-            print("interrupted", file=sys.stderr)
-        _exit(130)
+    if not code and speaks and (failure := streams.lost()):
+        _say(UserError(f"standard output: {failure.strerror}"))
+        _exit(2)
     _exit(code if isinstance(code, int) else 0)
 
 
@@ -86,14 +88,10 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def _say(error: Exception) -> None:
-    """Print the line; also write it to this process's error file: torchrun shows the first one."""
+    """Print the line, also where torchrun sums up."""
     line = f"error: {error}"
     print(line, file=sys.stderr)
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path:
-        more = {"py_callstack": line, "timestamp": str(int(time.time()))}
-        with contextlib.suppress(OSError):
-            Path(path).write_text(json.dumps({"message": {"message": line, "extraInfo": more}}))
+    tell_launcher(line)
 
 
 def _exit(code: int) -> None:

@@ -24,10 +24,13 @@ from maml.networks.conv4 import Conv4
 from tests.library.own_networks import (
     Branching,
     Judge,
+    Tempered,
     Tied,
     TwoOutputs,
+    Waves,
     by_loop,
     dense,
+    learning,
     made,
     of_both,
     of_words,
@@ -117,7 +120,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         nn.Flatten(), l1_unstructured(nn.Linear(16, 3).double(), "weight", 0.5)
     ),
 }
+NETWORKS |= {"complex": Waves, "a loss that learns": dense}
 LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words, "buffers": Judge()}
+LOSSES["a loss that learns"] = Tempered().double()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +130,7 @@ LOSSES: dict[str, Any] = {"two outputs": of_both, "words": of_words, "buffers": 
     [
         *((name, (6, 6, 6)) for name in NETWORKS if name != "inspecting"),
         *(("lstm", (3, 6, 9)), ("batch norm", (6,)), ("inspecting", (6,))),
+        *(("complex", (3, 6, 9)), ("a loss that learns", (3, 6, 9))),
         ("batch norm", (6, 3, 6, 9, 6, 3)),
     ],
 )
@@ -147,15 +153,17 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
     expected, gradients = by_loop(plain, tasks, 3, 0.1, loss_of)
     forms = [tasks] if len(set(sizes)) > 1 else [tasks, stacked(tasks)]
     for form in forms:
-        network.zero_grad()
+        learned = [*network.parameters(), *learning(loss_of)]
+        learner.zero_grad()
         loss = learner(form)
         loss.backward()
         torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
-        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(learned, gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
         tested = learner.evaluate(form, steps=3)
         torch.testing.assert_close(tested["loss"].mean(), expected)
         assert all(torch.equal(each, tested[metric]) for metric, each in learner.metrics.items())
+    assert len([*learner.parameters()]) == len(gradients)
     if name == "two outputs":  # a learner whose loss is not the network's alone
         other = maml.CAVIA(network, loss=of_both)
         torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), other(tasks))

@@ -2,7 +2,8 @@
 
 `maml.config.learning` and `maml.config.running` hold a class for each heading of ``--help``, and
 `maml.config.Config` derives from them all. The method ``check`` of a class raises a `UserError` for
-values that cannot work together. A class derives from the owners of other fields that it checks.
+values that cannot work together; `maml.config.checks` calls the method of each class. A class
+derives from the owners of other fields that it checks.
 """
 
 import dataclasses

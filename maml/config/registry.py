@@ -103,11 +103,9 @@ def readers(kind: str, field: str) -> list[str]:
 
 def is_read(field: str, config: Any) -> bool:
     """Return whether a field may have an effect with the components of ``config``."""
-    for kind, name in ((kind, getattr(config, kind)) for kind in KINDS):
-        # A user's own component may read any field.
-        if not is_theirs(name) and field not in find(kind, name).reads and readers(kind, field):
-            return False
-    return True
+    kinds = {kind: getattr(config, kind) for kind in KINDS if readers(kind, field)}
+    # A user's own component may read any field.
+    return all(is_theirs(name) or field in find(kind, name).reads for kind, name in kinds.items())
 
 
 learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")

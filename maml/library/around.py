@@ -167,7 +167,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
             f"module: its parameters are {named}; give float32 or float64 alone (complex64 goes "
             "with float32, and complex128 with float64)"
         )
-    dtype = str(dtypes.pop()).removeprefix("torch.")
+    dtype: Any = str(dtypes.pop()).removeprefix("torch.")
     return with_values(
         config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0
     )

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from maml.ops.operation import Operation, Tensors
 
+_OF_TORCH = F.scaled_dot_product_attention
 BLOCK = 2**20
 """About as many weights are computed at once, over all leading dimensions."""
 LEAST_ROWS = 32
@@ -136,9 +137,7 @@ class Attention(Operation):
         own_q, own_k, own_v = (t.reshape(-1, *heads, *t.shape[-2:]) for t in (q, k, v))
         if mask is not None:
             mask = _flat(mask, q.shape[:-3]).expand(-1, -1, q.shape[-2], k.shape[-2])
-        found = F.scaled_dot_product_attention(
-            own_q, own_k, own_v, mask, is_causal=self.causal, scale=self.scale
-        )
+        found = _OF_TORCH(own_q, own_k, own_v, mask, is_causal=self.causal, scale=self.scale)
         return (found.view(*q.shape[:-1], v.shape[-1]),), ()
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:

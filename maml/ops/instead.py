@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+from maml.execution.meanwhile import Replaced
 from maml.ops import convolution, norms, recurrent
 from maml.ops.attention import attention
 
@@ -29,8 +30,18 @@ def _attention(
     )  # fmt: skip
 
 
+_WITHIN_TORCH = Replaced(F, "scaled_dot_product_attention", lambda _, *a, **n: _attention(*a, **n))
+
+
+def _multi_head(*args: Any, **kwargs: Any) -> Any:
+    """Return what torch's function does, whose own calls of torch the mode does not see."""
+    with _WITHIN_TORCH:
+        return F.multi_head_attention_forward(*args, **kwargs)
+
+
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multi_head,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,
     torch.rnn_tanh: recurrent.rnn_tanh,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -246,20 +247,15 @@ class Learner(nn.Module, ABC):
         way = self.config.meta_gradient
         if not checked:
             way = self.checked_way(meta_params, tasks, phase)
+        state = functools.partial(self.training_problem, phase=phase)
         found = differentiate.meta_gradient(
-            lambda params: self.training_problem(params, phase),
-            meta_params,
-            tasks,
-            way,
-            self.batching,
-            checked=True,
+            state, meta_params, tasks, way, self.batching, checked=True
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
     @torch.enable_grad()
     def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
         """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
-
         ``tasks`` may be a list of batches of one task, of any sizes: it is checked once a phase.
         """
         # The sizes are in the key, because losses may read other parameters for a larger set.
@@ -269,12 +265,11 @@ class Learner(nn.Module, ABC):
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
+            way = self.config.meta_gradient
             with draws.alone(), kept(), draws.of_task(draws.NONE), alone_with(self.network):
                 problem = self.training_problem(params, phase)
                 with Trial(self.network, self.criterion):
-                    self.checked[key] = checked_way(
-                        problem, tasks, self.config.meta_gradient, self.frozen
-                    )
+                    self.checked[key] = checked_way(problem, tasks, way, self.frozen)
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

@@ -68,10 +68,7 @@ def batching_of(
     There is no trial if the code reaches what it may write and we cannot put back.
 
     Args:
-        problem_of: As the other arguments here, one of `meta_gradient`.
-        meta_params: ``{name: […]}``.
-        tasks: Two or more different tasks tell more than one task.
-        way: How to differentiate.
+        problem_of, meta_params, tasks, way: As for `meta_gradient`. Different tasks tell more.
         code: The function that the user's code is reached from.
         owner: The module that the losses call. Each thread has its own copy of it.
         checked: Whether `checked_way` has checked what the losses read.
@@ -87,9 +84,6 @@ def batching_of(
     def nudged() -> list[Tensor]:
         return by("tasks", {name: _nudged(tensor) for name, tensor in meta_params.items()})
 
-    def outside() -> Reached:
-        return Reached(code) if owner is None else outside_of(owner, code)
-
     roots = [code] if owner is None else [code, owner]
     if not Reached(*roots).is_whole:
         return Found("tasks")
@@ -100,7 +94,7 @@ def batching_of(
         draw, heavy = state() != before, weigh and trial.is_heavy
         with draws.of_task(draws.Address(0, "", 0) if draw else draws.NONE):
             loop = by("tasks") if draw else loop
-            held = outside()
+            held = Reached(code) if owner is None else outside_of(owner, code)
             if not _is_repeated(by("tasks"), loop):
                 raise NotRepeatedError(
                     "two calls with the same tasks give two results: a loss or a network counts "

@@ -15,12 +15,14 @@ import sys
 from maml.config.cli import parse
 from maml.processes import system
 from maml.processes.launcher import watch_launcher
+from maml.processes.namespaces import join_owner
 from maml.processes.program import run_program
 from maml.processes.world import World
 
 
 def main(arguments: list[str]) -> int:
     """Parse the command line and train."""
+    join_owner()
     watch_launcher()
     # Torch's sockets would log every failed connection to a store that is not there yet or has
     # ended. An important failure also raises an error.

@@ -88,6 +88,14 @@ class RowsLSTM(nn.Module):
         return self.head(self.cells(rows)[0][:, -1])
 
 
+class Perceptron(nn.Sequential):
+    """One hidden layer: almost all of a step is Python's work, not mathematics."""
+
+    def __init__(self, image_shape: Shape, ways: int, width: int = 64) -> None:
+        first = nn.Linear(math.prod(image_shape), width)
+        super().__init__(nn.Flatten(), first, nn.ReLU(), nn.Linear(width, ways))
+
+
 class Switch(nn.Module):
     """A small perceptron that reads a value, so that tasks cannot be batched."""
 

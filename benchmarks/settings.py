@@ -39,7 +39,7 @@ _MINIIMAGENET = with_values(
 )
 
 
-OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "Switch", "resnet18")
+OWN = ("ResidualCNN", "GroupNormCNN", "ViT", "RowsLSTM", "Perceptron", "Switch", "resnet18")
 """The networks of `benchmarks.own_networks`."""
 
 

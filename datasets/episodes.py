@@ -91,7 +91,9 @@ def reordered(tasks: Any, keys: addresses.Keys) -> Any:
     """Put each task's support set in a random order; a list has batches of one task each."""
     if isinstance(tasks, list):
         return [reordered(*one) for one in zip(tasks, keys[:, None], strict=True)]
-    order = torch.from_numpy(addresses.permutation(keys, tasks.support_y.shape[1]))
+    order = torch.from_numpy(
+        addresses.permutation(keys, pytree.tree_leaves(tasks.support_y)[0].shape[1])
+    )
     rows = torch.arange(len(order))[:, None]
     support = pytree.tree_map(lambda part: part[rows, order], tuple(tasks[:2]))
     return Task(*support, *tasks[2:])

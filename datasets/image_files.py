@@ -65,10 +65,12 @@ def look(root: Path, below: str = "") -> Content:
                 # Archivers and file servers add these. They are no images and no classes.
                 if entry.name[0] == "." or entry.name in ("__MACOSX", "@eaDir"):
                     continue
-                if entry.is_dir():
+                is_image = os.path.splitext(entry.name)[1].lower() in endings()
+                # Broken links are listed, too: the error of their reader will name them.
+                is_broken = entry.is_symlink() and not os.path.exists(entry)
+                if (is_broken and not is_image) or (not is_broken and entry.is_dir()):
                     folders.append(entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in endings():
-                    # Broken links are listed, too. The decoder's error will name them.
+                elif is_image:
                     images.append(f"{below}/{entry.name}" if below else entry.name)
     except OSError as error:
         raise DataError(f"{shown(root / below)}: cannot be read ({error.strerror})") from error

@@ -12,8 +12,9 @@ Shape legend, used by every docstring of this project:
 =====  ======================================================
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -44,6 +45,19 @@ class Task(NamedTuple):
     support_y: Tensor
     query_x: Tensor
     query_y: Tensor
+
+    def to(self, *where: Any, **options: Any) -> "Task":
+        """Return the task on a device or in a dtype, for the arguments of `torch.nn.Module.to`.
+
+        A dtype converts only floating-point and complex tensors. Several inputs are moved, too.
+        """
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*where, **options)
+
+        def moved(part: Tensor) -> Tensor:
+            converts = part.is_floating_point() or part.is_complex()
+            return part.to(device, dtype if converts else None, non_blocking)
+
+        return pytree.tree_map_only(Tensor, moved, self)
 
     def __repr__(self) -> str:
         """Return types and shapes, not the numbers."""

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import hashlib
 import os
-import platform
+import secrets
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +30,19 @@ def regular(path: Path) -> Path:
     return path
 
 
+def no_link(path: Path) -> Path:
+    """Return a path to write to; raise ``OSError`` for a symbolic link, which may lead anywhere."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, "is a symbolic link, so nothing is written there", str(path))
+    return path
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[Path]:
     """Yield a file to write to. It is renamed to ``path`` at the end, or removed after an error."""
-    temporary = path.with_name(f"{path.name}.{platform.node()}.{os.getpid()}.tmp")
-    temporary.touch()
+    # A new file: a link or a folder with a name that could be guessed may be there already.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary.touch(exist_ok=False)
     try:
         yield temporary
         try:

@@ -2,10 +2,11 @@
 
     launch/local PRESET [--workers N] [--restarts N] [--flag value …]
 
-torchrun's key-value store listens at every address of a host, and anyone who reaches it can write
-to it. Here the store, RPC and gloo listen only at the loopback address. torchrun ends all workers
-when one is lost. Here the workers decide, once all have met: a run that can do without the lost
-worker continues. With ``--restarts``, workers that have all ended start again, and continue from
+torchrun's key-value store listens at every address of a host, and anyone who reaches it can run
+code in the job. Here the store, RPC and gloo listen in a network of the job's own, which no other
+user of the host can enter (`maml.processes.namespaces`). torchrun ends all workers when one is
+lost. Here the workers decide, once all have met: a run that can do without the lost worker
+continues. With ``--restarts``, workers that have all ended start again, and continue from
 the last checkpoint.
 """
 
@@ -24,8 +25,9 @@ from maml.config.cli import parse
 from maml.config.parser import Parser, at_least
 from maml.processes.identity import OutOfMemory
 from maml.processes.launcher import LOCAL, MET, STORE
+from maml.processes.namespaces import NETWORK, new_network
 from maml.processes.program import run_program
-from maml.processes.signals import heeded, leave_lost_terminal, name_of
+from maml.processes.signals import heeded, name_of
 
 TRAIN = Path(__file__).resolve().parents[1] / "train_maml.py"
 
@@ -73,7 +75,7 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     own, others = parser.parse_known_args(arguments)
     if not others:
         parser.print_help()
-        raise SystemExit(2)
+        parser.exit(2)
     # Check the flags here, so that an error appears once, before any worker starts.
     parse(others)
     return own.workers, own.restarts, others
@@ -83,7 +85,13 @@ class _Workers:
     """The workers of one start. Rank 0 holds the store, and inherits the listening socket."""
 
     def __init__(self, count: int, attempt: int, arguments: list[str]) -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+        try:
+            listener, network = new_network()
+        except OSError as error:
+            listener, network = socket.create_server(("127.0.0.1", 0), backlog=2048), []
+            why = f"the system allows no network namespace ({error.strerror})"
+            line = f"other users of this host may run code in this training: {why}"
+            print(f"launch/local: {line}; see docs/hosts.md", file=sys.stderr)
         self._met, told = os.pipe()
         self._said, self._alone_since = b"", 0.0
         os.set_blocking(self._met, False)
@@ -93,6 +101,8 @@ class _Workers:
             "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": f"{LOCAL}{os.getpid()}",
             "TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_USE_AGENT_STORE": "False",
         }  # fmt: skip
+        if network:
+            common[NETWORK] = " ".join(map(str, network))
         inherited = {STORE: listener.fileno(), MET: told}
         self._processes: list[subprocess.Popen[bytes]] = []
         with listener, os.fdopen(told):
@@ -102,8 +112,10 @@ class _Workers:
                     [sys.executable, str(TRAIN), *arguments],
                     env=common | {name: str(fd) for name, fd in own.items()}
                     | {"RANK": rank, "LOCAL_RANK": rank},
-                    pass_fds=list(own.values()),
+                    pass_fds=[*own.values(), *network],
                 ))  # fmt: skip
+        for namespace in network:
+            os.close(namespace)
         self._failed: subprocess.Popen[bytes] | None = None
         self._memory = OutOfMemory()
         self.stopped_by = 0
@@ -127,7 +139,6 @@ class _Workers:
                 self.kill()
             time.sleep(LOOK)
         if self.stopped_by:
-            leave_lost_terminal()
             return 128 + self.stopped_by
         if self._failed is None or self._processes[0].returncode == 0:
             return 0

@@ -15,14 +15,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from maml.processes import system
-
 if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.errors import UserError as UserError
-    from maml.library.distribution import distributed as distributed
+    from maml.errors import WorkerLostError as WorkerLostError
     from maml.library.family import *  # noqa: F403
     from maml.library.fast_module import FastModule as FastModule
     from maml.library.gradient import meta_gradient as meta_gradient
+    from maml.library.joining import distributed as distributed
     from maml.library.meta_learner import MetaLearner as MetaLearner
     from maml.library.model import AdaptedModel as AdaptedModel
     from maml.library.model import Model as Model
@@ -35,10 +34,10 @@ if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.metagradient.problem import Transform as Transform
 
 _FROM = {
-    "maml.errors": ("UserError",),
+    "maml.errors": ("UserError", "WorkerLostError"),
     "maml.library.gradient": ("meta_gradient",),
     "maml.library.model": ("AdaptedModel", "Model", "load"),
-    "maml.library.distribution": ("distributed",),
+    "maml.library.joining": ("distributed",),
     "maml.library.family": (
         *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature"),
         *("MetaSGD", "ProtoNet", "R2D2", "Reptile"),
@@ -52,9 +51,6 @@ _FROM = {
 _MODULE_OF = {name: module for module, names in _FROM.items() for name in names}
 
 __all__ = sorted((*_MODULE_OF, "nn"))
-
-# At import, because the setting has no effect once torch is loaded.
-system.spin_briefly()
 
 
 def __getattr__(name: str) -> Any:

@@ -3,6 +3,10 @@
 from datasets.errors import UserError as UserError
 
 
+class Done(SystemExit):
+    """A command has printed what it was asked for, such as its help, and has no more to do."""
+
+
 class WorkerLostError(Exception):
     """A process of the run stopped answering or failed. ``code``: the exit code."""
 

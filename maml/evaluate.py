@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from maml.processes.program import run_program  # before torch
+
+# isort: split
 from maml.config import Config, checks, registry
 from maml.config.fields import with_values
 from maml.config.parser import Parser, add_here, add_iteration, at_least, positive
@@ -32,7 +35,7 @@ from maml.evaluation.scores import (
     summary,
     there_are,
 )
-from maml.processes.program import run_program
+from maml.processes.streams import log_in
 from maml.run import checkpoint, directory, files
 from maml.run.provenance import warn_of_edits
 from maml.strategies.local import alone
@@ -113,6 +116,9 @@ class RunEvaluator:
         self.of_record = (options.run_dir / RECORDED).is_file()
         if self.of_record and options.watch:
             raise UserError(f"--watch: {options.run_dir} is a record; its training is over")
+        if not self.of_record:
+            files.refuse_links(options.run_dir, self.rows.name)
+            log_in(options.run_dir)
         # Fail now, not after an evaluation of an hour.
         if self.rows.is_dir():
             raise UserError(f"{self.rows}: is a folder")
@@ -263,7 +269,7 @@ class Watch:
             limit = patience if state in ("training", "unknown") else min(SETTLE, patience)
             if time.monotonic() - since > limit:
                 why = {
-                    "unknown": "no training has begun",
+                    "unknown": "no training has begun, or status.json is damaged",
                     "training": f"training is at iteration {iteration}",
                     "lost": f"training was lost after iteration {iteration}",
                 }.get(state, f"training has {state}; checkpoint {iteration} is missing or damaged")

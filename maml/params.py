@@ -20,6 +20,21 @@ def in_float64(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+def in_reals(tensor: Tensor) -> Tensor:
+    """Return a complex tensor as real numbers ``[…, 2]``, as torch's optimizers see it.
+
+    Then gradients, inner optimizers and messages have real numbers alone. Any other is unchanged.
+    """
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def of_kind(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the complex tensor of which `in_reals` has made ``tensor``, if ``like`` is complex."""
+    if not like.is_complex() or tensor.is_complex():
+        return tensor
+    return torch.complex(tensor[..., 0], tensor[..., 1])
+
+
 def without_prefix(params: Params, prefix: str) -> Params:
     """Return the ``params`` whose names begin with ``prefix``, by names without the prefix."""
     return {

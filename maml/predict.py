@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from maml.processes.program import run_program  # before torch
+
+# isort: split
 from datasets.folder import list_images
 from datasets.image_files import shown
 from datasets.words import counted
@@ -19,7 +22,6 @@ from maml.config.parser import Parser, add_iteration, add_trust, at_least
 from maml.errors import UserError
 from maml.library.fast_module import BatchStatistics
 from maml.library.model import load
-from maml.processes.program import run_program
 
 
 def main(arguments: list[str]) -> int:

@@ -9,6 +9,9 @@ the model before it. This program computes each task alone, to find those that a
 import sys
 from pathlib import Path
 
+from maml.processes.program import run_program  # before torch
+
+# isort: split
 import torch
 
 from datasets.words import counted
@@ -16,7 +19,6 @@ from maml.config.checks import check_values
 from maml.config.parser import Parser, add_here, whole_number
 from maml.networks.headless import in_short
 from maml.params import Params
-from maml.processes.program import run_program
 from maml.run import directory
 from maml.run.checkpoint import check_model
 from maml.run.provenance import warn_of_edits

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from datasets.words import counted
 from maml.config import Config, registry
-from maml.config.presets import experiment
+from maml.config.presets import changed, experiment
 from maml.metagradient.outer_optimizer import NotFiniteError
+from maml.processes.namespaces import exposed_to
 from maml.run import directory, progress
 from maml.run.files import read_rows
 from maml.run.log import RunLog
+from maml.run.reading import history
 from maml.training import testing
 from maml.training.ending import Ending
 from maml.training.guard import Guard
@@ -67,11 +69,15 @@ class Trainer:
             f"{counted(strategy.world.size, 'process', 'processes')}, "
             f"iterations {run.iteration} to {config.iterations}, run directory {run.dir}"
         )
+        if "eval_inner_steps" in changed(config):
+            steps = counted(config.eval_inner_steps, "inner step")
+            run.say(f"tests take {steps} (--eval-inner-steps); training takes {config.inner_steps}")
         if registry.data_set(config.data).own_images:
             size = f"{config.image_size}x{config.image_size} pixels"
             run.say(f"images are scaled to {size} (--image-size, --image-mode)")
         if slow := run.worker.why_no_kernels():
             run.say(f"{slow}: it is differentiated by torch, which is slower")
+        run.say(exposed_to(strategy.world))
         run.say(strategy.advice)
 
     def _train(self) -> None:
@@ -131,6 +137,6 @@ class Trainer:
         if run.speaks:
             result["diverged"] = self.guard.diverged()
             rows = read_rows(run.dir / "metrics.jsonl")
-            result["skipped"] = sum(row.get("skipped", 0) for row in rows)
+            result["skipped"] = int(sum(history(rows, "train/skipped").values()))
             directory.write_json(run.dir / "result.json", result)
         return result

@@ -145,22 +145,22 @@ class Worker:
                     raise UserError("--batching vmap: the tasks come as a list; leave it out")
                 return
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
-            # In the dtype of the run, so that it raises the errors that training would raise.
+            # A first call. It raises the errors that training would raise, and fills caches.
             heavy = one_by_one.is_heavy(self.learner, params, made)
             on_cpu = self._in_torch and self.device.type == "cpu"
-            heavy = heavy and on_cpu and self.config.batching == "auto"
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, phase), params, made,
-                    self.config.meta_gradient, checked=True, heavy=heavy,
+                    self.config.meta_gradient, checked=True, code=self.learner.criterion,
+                    owner=self.learner, weigh=heavy and on_cpu and self.config.batching == "auto",
                 )  # fmt: skip
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
-        self.learner.draws = found.draws
+        self.learner.draws, self.learner.shares = found.draws, bool(found.shares)
         why = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
         if found.draws:
             why = f"{flag} draws random numbers (one core each: --workers N)"
-        elif heavy:
+        elif found.heavy:
             why = _HEAVY
         if self.config.batching == "vmap" and found.batching != "vmap":
             raise UserError(f"--batching vmap: {why}; leave it out, or give tasks")
@@ -296,6 +296,11 @@ class Worker:
                 metrics = own.evaluate(here[0], tasks)
             else:
                 metrics = own.evaluate_together(here, tasks)
+            if "loss" not in metrics:
+                raise UserError(
+                    "a task of one query has no statistics by which a batch norm would normalise "
+                    "it: give more queries (--eval-queries)"
+                )
             return torch.stack([metrics[name] for name in self.evaluation_names], dim=1)
 
         rows = self.evaluated(split, ids, row)

@@ -187,9 +187,17 @@ def test_more_threads_than_are_served_here(run_dir: Path) -> None:
         evaluation.main([str(run_dir), "--threads", str(most_threads() + 1)])
 
 
-def test_evaluations_that_cannot_be_written(run_dir: Path, capsys: Any) -> None:
+def test_evaluations_that_cannot_be_written(
+    run_dir: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their results are printed anyway, so no hour of evaluation is lost."""
-    (run_dir / "evaluations.jsonl").symlink_to("/dev/full")
-    with pytest.raises(UserError, match=r"evaluations\.jsonl: .*No space left"):
+    build = evaluation.RunEvaluator.build
+
+    def on_a_full_disk(self: Any, config: Any) -> None:
+        build(self, config)
+        self.rows = Path("/dev/full")
+
+    monkeypatch.setattr(evaluation.RunEvaluator, "build", on_a_full_disk)
+    with pytest.raises(UserError, match=r"^/dev/full: .*No space left"):
         evaluation.main([str(run_dir), "--tasks", "2"])
     assert "iteration 2: test accuracy " in capsys.readouterr().out

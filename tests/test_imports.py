@@ -23,7 +23,7 @@ FLOORS = (
     ("errors", "seeds", "params"),
     ("config",),
     ("processes", "execution"),
-    ("kernels",),
+    ("kernels", "ops"),
     ("networks",),
     ("metagradient", "nn"),
     ("learners",),
@@ -89,12 +89,12 @@ def test_what_maml_offers_is_imported_late() -> None:
     tree = ast.parse((REPO / "maml" / "__init__.py").read_text())
     now = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {ast.unparse(node).split()[1] for node in now}
-    assert names == {"__future__", "importlib", "typing", "maml.processes"}
+    assert names == {"__future__", "importlib", "typing"}
     code = """
 import json, os, sys
 os.environ.pop("GOMP_SPINCOUNT", None)
 import maml
-assert os.environ["GOMP_SPINCOUNT"] == "10000" and "maml.run" not in sys.modules
+assert "GOMP_SPINCOUNT" not in os.environ and "maml.run" not in sys.modules
 loaded = sorted({"torch", "datasets", "numpy"} & set(sys.modules))
 missing = [name for name in maml.__all__ if name not in dir(maml) or not getattr(maml, name)]
 print(json.dumps([loaded, missing, hasattr(maml, "nonsense")]))

@@ -24,8 +24,8 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """This project with the flags of a run (``ours``), and with other flags."""
 _OTHERS = ("ours-compiled", "learn2learn", "higher", "torchopt")
-OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled")
-OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain")
+OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled", "jax")
+OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain", "jax")
 OF_MEMORY = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "plain", "vmap")
 """The peers that can compute MAML on our networks, those for a user's own networks, and those whose
 peak memory grows in different ways."""
@@ -38,6 +38,8 @@ def build(name: str, config: Config, tasks: Task) -> Repetition:
         return ours_peer.build(with_values(config, **OURS[name]), tasks)
     if name in ("vmap", "compiled"):
         return vmap_peer.build(config, tasks, compiled=name == "compiled")
+    if name == "jax":
+        return importlib.import_module("benchmarks.peers.jax_peer").build(config, tasks)
     network, names = peer_network(config)
     module = importlib.import_module(f"benchmarks.peers.{name}_peer")
     backward = module.backward_of(network, config, loss_function(config))

@@ -7,7 +7,7 @@ from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
 from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
-from maml.errors import UserError
+from maml.errors import Done, UserError
 
 AGAIN = "--config"
 """Stands in place of PRESET. The config.yaml of the run to repeat follows."""
@@ -20,6 +20,9 @@ LIST = "--presets"
 def parse(arguments: Sequence[str]) -> Config:
     """Turn ``PRESET --flag value …`` into a checked `Config`.
 
+    Tests follow the training: ``--inner-steps`` without ``--eval-inner-steps`` sets both, as in the
+    library, because a test of another length would compare settings that differ twice.
+
     ``--config RUN_DIR/config.yaml --flag value …`` starts from all values of that run, except
     ``run_dir``, ``resume`` and what is `CHOSEN`. If that file names a user's own component, the
     command line must name the component again, or give ``--trust``.
@@ -30,8 +33,8 @@ def parse(arguments: Sequence[str]) -> Config:
     if name.startswith(f"{AGAIN}="):
         name, flags = AGAIN, [name.partition("=")[2], *flags]
     if name == LIST:
-        print(describe(), flush=True)
-        raise SystemExit(0)
+        print(describe())
+        raise Done(0)
     if name in ("-h", "--help"):
         name, flags = "maml-glyphs-5way-1shot", ["--help"]
     if name == AGAIN:
@@ -47,6 +50,8 @@ def parse(arguments: Sequence[str]) -> Config:
         if name != AGAIN:
             raise UserError(f"--trust: is for {AGAIN} FILE; what you name yourself needs no trust")
         base = saved.believed(base)
+    if "inner_steps" in given:
+        given.setdefault("eval_inner_steps", given["inner_steps"])
     config = with_values(base, **given)
     check(config, base)
     # config.yaml keeps absolute paths, because a run may go on from another folder.

@@ -36,7 +36,9 @@ class Common:
     inner_lr: float = _learner(
         0.4, "Inner-loop rate, on the mean support loss; metasgd: to begin with.", above=0
     )
-    inner_steps: int = _learner(1, "Inner-loop steps while training.", least=0)
+    inner_steps: int = _learner(
+        1, "Inner-loop steps while training; without --eval-inner-steps also at test.", least=0
+    )
     eval_inner_steps: int = _learner(
         3, "Inner-loop steps at validation and test.", RESULT, least=0, chooses=True
     )
@@ -48,8 +50,9 @@ class Common:
     )
     adapt: str | None = _learner(
         None,
-        "What the inner loop adapts: PATTERN[=RATE],… of parameters' names (*: any text, @head, "
-        "@body, @norm), RATE times --inner-lr [all; anil: @head, boil: @body, mamlpp: *,@norm=0].",
+        "Which parameters the inner loop adapts: PATTERN[=RATE],…. A pattern is a name, with * for "
+        "any text, or @head, @body, @norm. RATE multiplies --inner-lr [all; anil: @head, boil: "
+        "@body, mamlpp: *,@norm=0].",
     )  # fmt: skip
     discount: float = _learner(
         0.99, "Discount of a reward for each step that it comes later.", least=0, most=1
@@ -155,9 +158,13 @@ class Common:
         120.0, "End the run after this many seconds without a peer's answer.", WAY,
         above=0, most=2_000_000,  # RPC keeps a time limit as int32 milliseconds
     )  # fmt: skip
-    batch_wait: float = _distribution(
-        0.2, "Answer an incomplete batch of requests after this many seconds.", WAY, above=0
+    batched_inference: Literal["true", "false"] = _distribution(
+        "true", "One forward pass for all observers' requests (true), or one for each (false).", WAY
     )
+    batch_wait: float = _distribution(
+        0.2, "Answer an incomplete batch of requests after this many seconds.", WAY,
+        above=0, read_with=("batched_inference", "true"),
+    )  # fmt: skip
     threads: int | None = _distribution(
         None, "Computing threads per process [cores / processes on this host].", HOST, least=1
     )
@@ -193,11 +200,9 @@ class Common:
     checkpoint_every: int = _output(
         500, "Iterations between checkpoints; there is always one at the end.", WAY, least=1
     )
-    keep_checkpoints: int = _output(
-        5, "Keep so many of the newest checkpoints, for evaluators.", WAY, least=1
-    )
+    keep_checkpoints: int = _output(5, "How many of the newest checkpoints are kept.", WAY, least=1)
     keep_best: int = _output(
-        0, "Keep so many that validated best, for --iteration best, --ensemble.", WAY, least=0
+        0, "How many of the models that validated best are kept, for maml.evaluate.", WAY, least=0
     )
     resume: str = _output(
         "auto", "auto: go on from the run directory's checkpoint, if any; never; or a path.", HOST

@@ -12,7 +12,7 @@ from datasets.components import is_theirs
 from datasets.flags import MOST
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
-from maml.errors import UserError
+from maml.errors import Done, UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,9 +58,9 @@ class Parser(argparse.ArgumentParser):
         # argparse writes "argument --ways: …" or "argument --transductive/--no-transductive: …".
         raise UserError(re.sub(r"^argument ", "", message).replace(": must be ", " must be ", 1))
 
-    def print_help(self, file: Any = None) -> None:
-        """Print and flush the help now, so that `run_program` handles a closed pipe (``head``)."""
-        print(self.format_help(), end="", flush=True)
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End after the help, as `run_program` tells apart from a user's ``sys.exit``."""
+        raise Done(status)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

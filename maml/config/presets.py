@@ -15,7 +15,7 @@ import difflib
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +89,16 @@ def describe() -> str:
 def changed(config: Config) -> dict[str, Any]:
     """Return the settings, except the seed, that differ from the preset's: ``{field: value}``."""
     preset = PRESETS.get(config.preset, Config())
-    return {
-        name: getattr(config, name)
-        for name in settings(config)
-        if name != "seed" and getattr(config, name) != getattr(preset, name)
-    }
+    names = (name for name in settings(config) if name != "seed")
+    return differing(config, preset, names)
+
+
+def differing(config: Config, preset: Config, names: Iterable[str]) -> dict[str, Any]:
+    """Return those fields among ``names`` whose flags turn ``preset`` into ``config``."""
+    found = {n: getattr(config, n) for n in names if getattr(config, n) != getattr(preset, n)}
+    if "inner_steps" in found:  # this flag alone would set the steps of tests, too
+        found["eval_inner_steps"] = config.eval_inner_steps
+    return found
 
 
 def _other_row(config: Config) -> dict[str, Any]:

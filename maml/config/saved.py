@@ -11,9 +11,7 @@ from maml.config.checks import check_values
 from maml.config.fields import Config, flag, from_values, with_values
 from maml.errors import UserError
 
-GONE = {
-    "precision": "float32", "batched_inference": "true", "estimator": "dice",
-}  # fmt: skip
+GONE = {"precision": "float32", "estimator": "dice"}
 """Removed fields of earlier versions, each with its value that is now fixed."""
 
 

@@ -13,6 +13,7 @@ from maml.evaluation.scores import headline
 from maml.params import Params
 from maml.run import checkpoint, directory
 from maml.run.files import read_object, read_rows
+from maml.run.forms import NUMBER, RECORD, RESULT
 from maml.run.provenance import digest_of
 
 RECORDED = "model.pt"
@@ -39,9 +40,10 @@ def _score(row: dict[str, Any], *, transductive: bool) -> tuple[float, float] | 
     prefix = "" if transductive else "non_transductive_"
     judged = headline(row)
     value, loss = row.get(f"{prefix}{judged}"), row.get(f"{prefix}loss")
-    if value is None:  # this validation lacks the metric
+    if not isinstance(value, NUMBER):  # this validation lacks the metric
         return None
-    first, second = (-value if judged == "loss" else value), -math.inf if loss is None else -loss
+    first = -value if judged == "loss" else value
+    second = -loss if isinstance(loss, NUMBER) else -math.inf
     # Comparisons with NaN are always false, so a sort could leave the other scores in any order.
     return -math.inf if math.isnan(first) else first, -math.inf if math.isnan(second) else second
 
@@ -121,7 +123,7 @@ def content_of(
 
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return a record in the form of a checkpoint; a UserError names a missing or changed file."""
-    made = read_object(record / "record.json") if (record / "record.json").exists() else {}
+    made = read_object(record / "record.json", RECORD) if (record / "record.json").exists() else {}
     try:
         digest = digest_of(record / RECORDED)
     except OSError as error:
@@ -129,13 +131,13 @@ def recorded_content(record: Path) -> dict[str, Any]:
     if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # Empty if the run was not tested, or if an earlier version wrote the result.
-    tested = directory.read_json(record / "result.json").get("tested_iteration")
+    tested = directory.read_json(record / "result.json", RESULT).get("tested_iteration")
     config = directory.read_config(record)
     starts = made.get("starts") or [{}]
     return {
         "model": checkpoint.load_parameters(record / RECORDED)[0],
         "iteration": tested or config.iterations,
-        "own_files": starts[-1].get("own_files", {}),
+        "own_files": starts[-1].get("own_files") or {},
         "division": made.get("division"),
         "config": {kind: getattr(config, kind) for kind in registry.KINDS},
     }

@@ -18,9 +18,8 @@ from datasets.words import counted
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners import Learner
-from maml.learners.base import Predictions
 from maml.learners.data import training_task
-from maml.learners.objectives import is_taken
+from maml.learners.objectives import Predictions, is_taken
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.params import Params
@@ -135,8 +134,8 @@ def after_steps(
 
 def answers(own: Learner, params: Params, tasks: Task, steps: int) -> Tensor:
     """Return the outputs ``[B, E, …]`` that the headline judges, after ``steps`` inner steps."""
-    found = _predictions(own, params, tasks, steps)
-    return found.transductive if own.config.transductive else found.non_transductive
+    by_queries, alone = _predictions(own, params, tasks, steps)
+    return alone if by_queries is None or not own.config.transductive else by_queries
 
 
 def _predictions(own: Learner, params: Params, tasks: Task, steps: int) -> Predictions:

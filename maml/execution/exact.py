@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from maml.execution.refused import refuse_as_torch
+
 _ARGUMENTS: dict[Callable[..., Any], list[str]] = {
     function: [*inspect.signature(function).parameters]
     for function in (F.layer_norm, F.instance_norm, F.batch_norm, F.embedding)
@@ -41,6 +43,7 @@ class Exact(TorchFunctionMode):
         if func not in _ARGUMENTS:
             return func(*args, **kwargs)
         given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
+        refuse_as_torch(func, **given)
         if func is F.embedding:
             return _embedded(**given)
         # With given statistics, a norm is a product and a sum: torch batches both correctly. Torch

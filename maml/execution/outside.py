@@ -1,99 +1,186 @@
-"""What a user's code keeps outside of its network's modules: threads would share it.
+"""What code reaches by name, what it holds there, and how to put this back.
 
 Each thread calls a copy of the network (`maml.execution.threads`). But a loss that is a module, a
 global, a closure's variable or an attribute of a class exists once. If a call writes there, it may
 read it again, and another thread may have written in between. Torch's levels of forward derivatives
-(`torch.func.jvp`) exist once, too.
+(`torch.func.jvp`) exist once, too. And what a call on trial has written there is put back.
 """
 
+import copyreg
 import dis
 import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-Kept: TypeAlias = list[Any]
-"""Values in a fixed order. The list holds them, so that no new value has the address of an old."""
+from maml.execution.copies import own_hooks
+from maml.execution.meanwhile import Replaced
+
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
+HOLDERS = {"types", "functools", "maml.library.around"}
+"""The Python modules of those objects of libraries that hold what a user gave them."""
 OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
 """Ends of the names of instructions that look up a global. ``co_names`` has attributes, too."""
 MOST = 20_000
 """Look at no more values than this: a data set may be in reach, too."""
 
 
-def kept_outside(owner: nn.Module, *functions: Any) -> Kept:
-    """Return the values that the code of the owner's modules, and of functions, reaches by name."""
-    seen = set(map(id, owner.modules()))
-    waiting: deque[Any] = deque(functions)
-    for part in owner.modules():
-        waiting += [type(part), *filter(callable, vars(part).values())]
-    found = Kept()
-    while waiting and len(found) < MOST:
-        value = waiting.popleft()
-        if id(value) not in seen:
+class Reached:
+    """The values that code reaches by name, and what they hold now.
+
+    Attributes:
+        values: These values, in a fixed order. The list keeps them, so that no new value has the
+            address of an old one.
+        is_whole: False if a call may write what `put_back` would miss: there is an object that
+            cannot be copied, as a lock or an open file, or there are more than `MOST` values.
+    """
+
+    def __init__(self, *roots: Any, without: Iterable[nn.Module] = ()) -> None:
+        """Look from ``roots`` on, but not into the modules ``without``."""
+        self.values: list[Any] = []
+        self.is_whole = True
+        self._held: list[tuple[Any, Any]] = []
+        seen = set(map(id, without))
+        waiting = deque(roots)
+        while waiting and len(self.values) < MOST:
+            value = waiting.popleft()
+            if id(value) in seen:
+                continue
             seen.add(id(value))
-            reached = list(_reached(value))
-            waiting += reached
-            found += reached
-    return [*found, _levels]
+            self.values.append(value)
+            if (held := _held(value)) is not None:
+                self._held.append((value, held))
+                waiting += held.values() if isinstance(held, dict) else held
+            waiting += (more := list(_leads_to(value)))
+            self.is_whole &= held is not None or bool(more) or _can_be_copied(value)
+        self.is_whole &= not waiting
+
+    def is_same(self) -> bool:
+        """Return whether nothing was written since."""
+        return all(_is_same(held, _held(value)) for value, held in self._held)
+
+    def put_back(self) -> None:
+        """Undo what was written since, but for the numbers in tensors."""
+        for value, held in self._held:
+            if _is_same(held, _held(value)):
+                continue
+            if isinstance(held, dict):
+                _put_names_back(value, held)
+            elif isinstance(value, list):
+                value[:] = held
+            elif isinstance(value, deque | set):
+                value.clear()
+                (value.extend if isinstance(value, deque) else value.update)(held)
 
 
-def is_same(before: Kept, after: Kept) -> bool:
-    """Return whether nothing was written between two calls of `kept_outside`."""
-    if len(before) != len(after):
-        return False
-    pairs = zip(before, after, strict=True)
-    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in pairs)
+_LEVELS = [0]
 
 
-_levels = 0
-
-
-def _enter(of_torch: Callable[[], int] = forward_ad.enter_dual_level) -> int:
-    """Count a level of forward derivatives, and enter it."""
-    global _levels
-    _levels += 1
+def _enter(of_torch: Callable[[], int]) -> int:
+    """Enter a level of forward derivatives, and count it."""
+    _LEVELS[0] += 1
     return of_torch()
 
 
-forward_ad.enter_dual_level = _enter
+COUNTING = Replaced(forward_ad, "enter_dual_level", _enter)
+"""Within this context, `outside_of` sees that a thread enters a level of forward derivatives."""
 
 
-def _reached(value: Any) -> Iterator[Any]:
-    """Yield what a value leads to, if it is of a user's own code."""
+def outside_of(owner: nn.Module, *functions: Any) -> Reached:
+    """Return what the code of the owner's modules, and functions, reach outside of these modules.
+
+    Entering a level of forward derivatives counts as writing there.
+    """
+    parts = [*owner.modules()]
+    roots: list[Any] = [_LEVELS, *functions]
+    for part in parts:
+        roots += [type(part), *filter(callable, vars(part).values()), *own_hooks(part)]
+    return Reached(*roots, without=parts)
+
+
+def _held(value: Any) -> dict[Any, Any] | list[Any] | None:
+    """Return what a value holds, by name or in order; None if it holds nothing that may change."""
     if isinstance(value, Tensor):
-        yield 0 if value.is_inference() else value._version
-    elif isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple | set | deque):
-        yield from value
-    elif isinstance(value, types.MethodType | staticmethod | classmethod):
-        yield from (value.__func__, getattr(value, "__self__", None))
+        return [0 if value.is_inference() else value._version]
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)
+    if isinstance(value, types.CellType):
+        return {} if value == types.CellType() else {"cell_contents": value.cell_contents}
+    if isinstance(value, types.FunctionType) and _is_theirs(value):
+        names = sorted(globals_of(value.__code__) & value.__globals__.keys())
+        return {name: value.__globals__[name] for name in names}
+    if isinstance(value, type) and _is_theirs(value):
+        # `copy.deepcopy` writes one of these names, and annotations may be anything.
+        unread = "__slotnames__", "__annotations__"
+        return {name: held for name, held in vars(value).items() if name not in unread}
+    if _is_theirs(type(value)):
+        slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
+        names = sorted({name for own in slots for name in ([own] if isinstance(own, str) else own)})
+        return {name: getattr(value, name) for name in names if hasattr(value, name)} or None
+    return None
+
+
+def _leads_to(value: Any) -> Iterator[Any]:
+    """Yield what a value leads to, besides what it holds."""
+    if isinstance(value, types.FunctionType):
+        if _is_theirs(value):
+            yield from (value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
+    elif isinstance(value, type):
+        yield from value.__bases__
+    elif isinstance(
+        value, types.MethodType | types.BuiltinFunctionType | staticmethod | classmethod
+    ):
+        yield from (getattr(value, name, None) for name in ("__func__", "__self__"))
     elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
+        yield from (value.func, value.args, value.keywords)
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
-    elif isinstance(value, types.FunctionType) and _is_theirs(value):
-        names = sorted(globals_of(value.__code__) & value.__globals__.keys())
-        yield from (value.__globals__[name] for name in names)
-        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # it is empty
-                yield None
-    elif isinstance(value, type):
-        # `copy.deepcopy` writes this name.
-        own = vars(value).items() if _is_theirs(value) else ()
-        yield from (held for name, held in own if name != "__slotnames__")
-        yield from value.__bases__
-    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType):
-        yield from (type(value), *vars(value).values())
+    elif hasattr(value, "__dict__") and (
+        isinstance(value, nn.Module) or type(value).__module__ in HOLDERS or _is_theirs(type(value))
+    ):
+        yield from (type(value), vars(value))
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if len(before) != len(now):
+        return False
+    if isinstance(before, dict):
+        if before.keys() != now.keys():
+            return False
+        before, now = before.values(), [now[name] for name in before]
+    pairs = zip(before, now, strict=True)
+    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in pairs)
+
+
+def _put_names_back(value: Any, held: dict[Any, Any]) -> None:
+    of_dict = value.__globals__ if isinstance(value, types.FunctionType) else value
+    is_dict, now = isinstance(of_dict, dict), _held(value)
+    assert isinstance(now, dict)
+    for name in now.keys() - held.keys():
+        of_dict.__delitem__(name) if is_dict else delattr(value, name)
+    for name, before in held.items():
+        if name not in now or now[name] is not before:
+            of_dict.__setitem__(name, before) if is_dict else setattr(value, name, before)
+
+
+def _can_be_copied(value: Any) -> bool:
+    """Return whether a value is a constant, or an object whose state can be read."""
+    kind = type(value)
+    if isinstance(value, types.ModuleType | type) or hasattr(kind, "__get__"):
+        return True
+    if kind in copyreg.dispatch_table or hasattr(kind, "__deepcopy__"):
+        return True
+    try:
+        return value.__reduce_ex__(4) is not None
+    except Exception:
+        return False
 
 
 @functools.cache

@@ -37,14 +37,16 @@ def spread(
     *,
     alone: bool = False,
     several: bool = True,
+    in_turn: bool = False,
     copying: AbstractContextManager[object] | None = None,
 ) -> Iterator[T]:
     """Yield ``function(owner, item)`` of each item, computed in as many threads as torch has.
 
     With several threads, the function gets a copy of ``owner`` and may change only this copy.
     ``alone``: one thread with one core computes all items, because each draw depends on the draws
-    before. Without ``several``, one thread with all cores computes them. ``copying`` is held only
-    while the owner is copied: the function may need it.
+    before. Without ``several``, one thread with all cores computes them. ``in_turn``: one thread
+    computes them on the owner, with the cores that each of several threads would have, and so the
+    same bits. ``copying`` is held only while the owner is copied: the function may need it.
     """
     # Autocast and the default device are settings of the calling thread only. Tasks on a GPU would
     # share it, so one thread computes them.
@@ -55,8 +57,9 @@ def spread(
     with sdpa_kernel(SDPBackend.MATH):
         with copying or contextlib.nullcontext():
             copies = _copies(owner, n_threads) if n_threads > 1 else []
-        if not copies:
-            with _cores_each(1) if alone else contextlib.nullcontext():
+        cores = 1 if alone else torch.get_num_threads() // (n_threads if copies else 1)
+        if not copies or in_turn:
+            with _cores_each(cores):
                 yield from (function(owner, item) for item in items)
             return
         free: queue.SimpleQueue[M] = queue.SimpleQueue()
@@ -71,7 +74,6 @@ def spread(
                 free.put(own)
 
         waiting: deque[Future[T]] = deque()
-        cores = torch.get_num_threads() // n_threads
         with _cores_each(cores):
             try:
                 for item in items:

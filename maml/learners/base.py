@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -17,9 +18,10 @@ from datasets.opening import Contents
 from datasets.tasks import Task
 from maml.config import Config
 from maml.errors import UserError
+from maml.execution.trial import Trial
 from maml.learners.adapting import frozen
 from maml.learners.data import data_contents, few_shot_tasks, network_of, own_objective
-from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given
+from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given, Predictions
 from maml.learners.own_parts import cast
 from maml.metagradient import differentiate, draws, unrolled
 from maml.metagradient.by_task import Batching, Way, each_task
@@ -30,25 +32,12 @@ from maml.networks.calls import alone_with, apply
 from maml.networks.conv4 import allow_kernels, obstacle
 from maml.networks.headless import given_to_head
 from maml.networks.loss import NetworkLoss
-from maml.networks.statistics import Statistics
-from maml.params import Params, without_prefix
+from maml.networks.statistics import OneValueError, Statistics
+from maml.params import Params, in_reals, without_prefix
 
 PARTS_OF_A_LOSS = ("set_loss", "loss", "call_network", "modulated")
 MOST_CHECKED = 64
 """Clear `Learner.checked` above this many entries, because acted episodes have many sizes."""
-
-
-class Predictions(NamedTuple):
-    """A network's outputs for the queries of B tasks: ``[B, E, …]`` each.
-
-    Attributes:
-        transductive: Normalised by the whole query set's statistics, as in MAML's released code.
-        non_transductive: Normalised by the support set's statistics: no output depends on other
-            queries.
-    """
-
-    transductive: Tensor
-    non_transductive: Tensor
 
 
 class Adapted(NamedTuple):
@@ -74,7 +63,8 @@ class Learner(nn.Module, ABC):
         batching: How B tasks are computed without kernels: "vmap" computes all at once; "tasks"
             computes one by one, which is right for any network and loss.
         draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
-        shares: True if the losses write what threads would share (`maml.execution.outside`).
+        shares: Whether the losses write what threads would share (`maml.execution.outside`). None:
+            the next call finds out, in one thread.
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None if it takes no images.
         frozen: Names of the network's frozen parameters (`maml.learners.adapting.frozen`).
@@ -94,7 +84,8 @@ class Learner(nn.Module, ABC):
         self.batching: Batching = "tasks" if theirs else "vmap"
         if config.batching != "auto":
             self.batching = config.batching
-        self.draws = self.shares = False
+        self.draws = False
+        self.shares: bool | None = False
         self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given
@@ -186,11 +177,13 @@ class Learner(nn.Module, ABC):
         """Return the weights to call the network with (CAVIA's context changes some of them)."""
         return params
 
-    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+    def answers(self, params: Params, task: Task) -> tuple[Tensor | None, Tensor]:
         """Return one task's outputs for its queries, by adapted ``params``: see `Predictions`."""
-        transductive, own = self.call_network(params, task.query_x)
-        if not own:  # nothing is normalised, so both are the same
-            return transductive, transductive
+        transductive: Tensor | None = None
+        with contextlib.suppress(OneValueError):
+            transductive, own = self.call_network(params, task.query_x)
+            if not own:  # nothing is normalised, so both are the same
+                return transductive, transductive
         _, of_support = self.call_network(params, task.support_x)
         return transductive, self.call_network(params, task.query_x, of_support)[0]
 
@@ -233,12 +226,12 @@ class Learner(nn.Module, ABC):
     # ---- for B tasks
 
     def meta_parameters(self) -> Params:
-        """Return the learner's own meta-parameters by name (aliases, not copies)."""
+        """Return the learner's own meta-parameters by name (aliases, not copies), `in_reals`."""
         # Not `named_parameters`: in a by-reference clone, parameters are plain tensors. The lock:
         # a call of the network in another thread replaces them by a task's tensors for a while.
         with alone_with(self.network):
             return {
-                f"{prefix}.{name}" if prefix else name: tensor
+                f"{prefix}.{name}" if prefix else name: in_reals(tensor)
                 for prefix, module in self.named_modules()
                 for name, tensor in module._parameters.items()
                 if tensor is not None
@@ -263,6 +256,7 @@ class Learner(nn.Module, ABC):
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
+    @torch.enable_grad()
     def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
         """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
 
@@ -275,11 +269,12 @@ class Learner(nn.Module, ABC):
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
-            with draws.alone(), kept(), draws.of_task(draws.NONE), torch.enable_grad():
+            with draws.alone(), kept(), draws.of_task(draws.NONE), alone_with(self.network):
                 problem = self.training_problem(params, phase)
-                self.checked[key] = checked_way(
-                    problem, tasks, self.config.meta_gradient, self.frozen
-                )
+                with Trial(self.network, self.criterion):
+                    self.checked[key] = checked_way(
+                        problem, tasks, self.config.meta_gradient, self.frozen
+                    )
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:
@@ -303,10 +298,16 @@ class Learner(nn.Module, ABC):
         """Adapt to each of B tasks, and return the outputs for its queries."""
         problem, at = self.adapt(meta_params, tasks, steps)
 
-        def answer(at: Params, task: Task) -> tuple[Tensor, Tensor]:
-            return self.answers(problem.params(at, problem.last_step), task)
+        def answer(at: Params, task: Task) -> dict[str, Tensor]:
+            by_queries, alone = self.answers(problem.params(at, problem.last_step), task)
+            if by_queries is alone:
+                return {"transductive": alone}
+            found = {"transductive": by_queries, "non_transductive": alone}
+            return {name: outputs for name, outputs in found.items() if outputs is not None}
 
-        return Predictions(*each_task(answer, self.batching)(at, tasks))
+        found = each_task(answer, self.batching)(at, tasks)
+        by_queries = found.get("transductive")
+        return Predictions(by_queries, found.get("non_transductive", by_queries))
 
     @torch.no_grad()
     def scores(self, predictions: Predictions, y: Tensor) -> dict[str, Tensor]:
@@ -315,15 +316,19 @@ class Learner(nn.Module, ABC):
         The loss is the objective's, or the author's own `loss`. It can differ from the training
         loss (label smoothing), so that learners can be compared.
 
-        Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``.
+        Keys: ``loss`` and the metrics' names, and each again as ``non_transductive_<name>``: the
+        same object where nothing is normalised, and alone where a single query is.
         """
         loss = self.objective.loss if self.inherits("loss") else self.loss
-        results = {}
-        for prefix, outputs in zip(("", "non_transductive_"), predictions, strict=True):
-            results[f"{prefix}loss"] = each_task(loss, self.batching)(outputs, y)
-            for name, value in self._measured(outputs, y).items():
-                results[f"{prefix}{name}"] = value
-        return results
+
+        def of(outputs: Tensor) -> dict[str, Tensor]:
+            losses = each_task(loss, self.batching)(outputs, y)
+            return {"loss": losses} | self._measured(outputs, y)
+
+        by_queries, alone = predictions
+        found = {} if by_queries is None else of(by_queries)
+        apart = found if alone is by_queries else of(alone)
+        return found | {f"non_transductive_{name}": value for name, value in apart.items()}
 
     def evaluate(self, meta_params: Params, tasks: Task) -> dict[str, Tensor]:
         """Return the `scores` of B tasks after ``--eval-inner-steps`` inner steps."""
@@ -342,7 +347,9 @@ class Learner(nn.Module, ABC):
             raise UserError(f"--ensemble: --learner {name} is not evaluated by its outputs")
         steps = self.config.eval_inner_steps
         answers = [self.predictions(params, tasks, steps) for params in models]
-        together = Predictions(*(torch.stack(of).mean(0) for of in zip(*answers, strict=True)))
+        alone = torch.stack([each.non_transductive for each in answers]).mean(0)
+        by_queries = [each.transductive for each in answers if each.transductive is not None]
+        together = Predictions(torch.stack(by_queries).mean(0) if by_queries else None, alone)
         return self.scores(together, tasks.query_y)
 
     def mixes(self, x: Tensor) -> bool:

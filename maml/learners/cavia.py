@@ -65,7 +65,7 @@ class CAVIA(MAML):
         self._films = not isinstance(where, nn.Linear)
         # A norm has a scale and a shift for each channel.
         is_norm = all(isinstance(each, Tensor) and each.dim() == 1 for each in (scale, bias))
-        if not isinstance(bias, Tensor) or (self._films and not is_norm):
+        if not isinstance(bias, Tensor) or bias.is_complex() or (self._films and not is_norm):
             raise UserError(
                 f"--network {config.network}: its context_layer, {own_name(self.network, layer)}, "
                 "is no batch norm with a scale and a shift, and no linear layer with a bias"
@@ -79,10 +79,11 @@ class CAVIA(MAML):
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """Return the problem: the context adapts, weights and modulation stand still."""
         modulation = meta_params["modulation"]
+        problem = super().problem(meta_params, steps)
         return dataclasses.replace(
-            super().problem(meta_params, steps),
+            problem,
             start={"context": modulation.new_zeros(self.config.context)},
-            fixed=self.network_weights(meta_params) | {"modulation": modulation},
+            fixed=problem.start | problem.fixed | {"modulation": modulation},
             rates=None,
         )
 

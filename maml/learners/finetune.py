@@ -4,6 +4,7 @@ The baselines of Chen et al. 2019 (arXiv:1904.04232, section 3.2) and Wang et al
 (arXiv:1911.04623). They do not learn to learn.
 """
 
+import contextlib
 import copy
 import dataclasses
 
@@ -24,6 +25,7 @@ from maml.metagradient import unrolled
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem
 from maml.networks.headless import without_head
+from maml.networks.statistics import OneValueError
 from maml.params import Params
 
 COMPONENTS = {
@@ -133,7 +135,7 @@ class Finetune(NoAdaptation):
         logits = _tuned(params, task.support_x)
         return self.loss(logits, task.support_y), logits
 
-    def answers(self, params: Params, task: Task) -> tuple[Tensor, Tensor]:
+    def answers(self, params: Params, task: Task) -> tuple[Tensor | None, Tensor]:
         """See `Learner.answers`: the support set is always normalised by itself."""
         support, statistics = self.features_of(params, task.support_x)
 
@@ -143,9 +145,11 @@ class Finetune(NoAdaptation):
             classes = one_hot(task.support_y, self.config.ways, support)
             return -squared_distances(query, prototypes(support, classes))
 
-        transductive, _ = self.features_of(params, task.query_x)
+        transductive: Tensor | None = None
+        with contextlib.suppress(OneValueError):
+            transductive = logits(self.features_of(params, task.query_x)[0])
         alone, _ = self.features_of(params, task.query_x, statistics)
-        return logits(transductive), logits(alone)
+        return transductive, logits(alone)
 
 
 def _tuned(params: Params, features: Tensor) -> Tensor:

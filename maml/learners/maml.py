@@ -21,6 +21,7 @@ from maml.learners.adapting import adapting, tree
 from maml.learners.base import Learner
 from maml.learners.objectives import Given
 from maml.metagradient.problem import Problem, Transform
+from maml.networks.loss import of_loss
 from maml.params import Params, without_prefix
 
 COMPONENTS = {
@@ -103,7 +104,7 @@ class MAML(Learner):
             rates = [of_each] * steps
         return Problem(
             start={name: weights[name] for name in self.adapting},
-            fixed={name: weights[name] for name in self.still},
+            fixed={name: weights[name] for name in self.still} | of_loss(meta_params),
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
             lr=self.config.inner_lr,

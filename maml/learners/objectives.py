@@ -31,6 +31,20 @@ class Given(NamedTuple):
     objective: Objective
 
 
+class Predictions(NamedTuple):
+    """A network's outputs for the queries of B tasks: ``[B, E, …]`` each.
+
+    Attributes:
+        transductive: Normalised by the whole query set's statistics, as in MAML's released code.
+            None: a single query has no such statistics.
+        non_transductive: Normalised by the support set's statistics: no output depends on other
+            queries. The same object as ``transductive`` where nothing is normalised.
+    """
+
+    transductive: Tensor | None
+    non_transductive: Tensor
+
+
 def accuracy(
     logits: Tensor, labels: Tensor, *, parts: int = 0, classes_first: bool = False
 ) -> dict[str, Tensor]:
@@ -117,10 +131,18 @@ TAKEN = {
     # `Strategy.report`, in rows of training: all and collectives; servers; observers.
     *("wire_bytes", "reduce_seconds"),
     *("server_seconds", "dropped", "staleness"),
-    *("forwards", "requests", "flushed", "missed_tasks"),
+    *("forwards", "requests", "flushed", "requests_per_second", "action_ms", "missed_tasks"),
     # result.json, also of a record.
-    *("ci95", "transductive", "preset", "published", "claim", "source", "deviations", "changed"),
-    *("iterations", "tested_iteration", "test_images", "diverged", "ensemble"),
+    *("ci95", "interval95", "transductive", "preset", "published", "claim", "source"),
+    *(
+        "deviations",
+        "changed",
+        "iterations",
+        "tested_iteration",
+        "test_images",
+        "diverged",
+        "ensemble",
+    ),
     # evaluations.jsonl: the options of the evaluation.
     *("data", "images", "ways", "shots", "eval_queries", "eval_inner_steps"),
     # test_tasks.csv: which task it is.

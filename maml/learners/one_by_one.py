@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from datasets.generators import kept, state
-from maml.execution.outside import is_same, kept_outside
+from maml.execution.outside import COUNTING, outside_of
 from maml.execution.threads import spread
+from maml.execution.trial import Trial
 from maml.learners.base import Learner
 from maml.metagradient import draws
 from maml.metagradient.batching import DRAWN
@@ -27,13 +27,6 @@ from maml.networks.ordinary import switched
 from maml.params import Params
 
 T = TypeVar("T")
-HEAVY = 500_000
-"""From this mean number of multiplications and additions per operation, compute tasks one by one.
-
-Below, the overhead of an operation counts, and ``torch.func.vmap`` pays it once for all tasks.
-Above, one task fills a core, and the results of all tasks together do not fit in cache. Two cores
-break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-…` compares both.
-"""
 
 
 def addresses(learner: Learner, split: str, ids: Tensor) -> list[draws.Address]:
@@ -85,7 +78,8 @@ def found_in(
     ``tasks`` may be a list of batches of one task, of any sizes, which are computed one by one.
     ``where`` is as in `each`. If a batch fails or draws, tasks are computed one by one from here
     on. If they draw, set `Learner.draws`, and compute them again by their addresses. If they write
-    what threads share, set `Learner.shares`, and compute them again by one thread.
+    what threads share, set `Learner.shares`, and compute them again by one thread, unless it is
+    one already.
     """
     if learner.batching == "vmap" and not isinstance(tasks, list):
         # Torch refuses its own draws in a batch, but not those of numpy and Python. A thread that
@@ -106,16 +100,18 @@ def found_in(
     batching, learner.batching = learner.batching, "tasks"
     try:
         with draws.alone(), kept():
-            before, outside = state(), kept_outside(learner, learner.criterion)
+            before, outside = state(), outside_of(learner, learner.criterion)
             found, failed = list[T](), None
             try:
                 found += each(learner, function, tasks, where)
             except Exception as error:
                 failed = error
             drawn = state() != before
-        shared = not is_same(outside, kept_outside(learner, learner.criterion))
-        if (drawn and not learner.draws) or (shared and not learner.shares):
-            learner.draws, learner.shares = learner.draws or drawn, learner.shares or shared
+        wrote = not outside.is_same()
+        again = (drawn and not learner.draws) or (wrote and learner.shares is False)
+        learner.draws, learner.shares = learner.draws or drawn, wrote or bool(learner.shares)
+        if again:
+            outside.put_back()
             found = list(each(learner, function, tasks, where))
         elif failed is not None:
             raise failed
@@ -159,12 +155,14 @@ def each(
 
     def one(own: Learner, item: tuple[Any, draws.Address]) -> T:
         # A policy acts before its losses, and may draw then, too.
-        with draws.of_task(item[1]), draws.at("task", 0):
+        with draws.of_task(item[1]), draws.at("task", 0), COUNTING:
             return function(own, item[0])
 
     if not learner.draws:
-        several, copying = not learner.shares, alone_with(learner.network)
-        yield from spread(learner, one, placed, several=several, copying=copying)
+        yield from spread(
+            learner, one, placed, several=not learner.shares, in_turn=learner.shares is None,
+            copying=alone_with(learner.network),
+        )  # fmt: skip
         return
     # A checkpointed block draws once more in the backward pass, so the lock covers both passes.
     with draws.alone(), kept():
@@ -173,30 +171,7 @@ def each(
 
 def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
     """Return whether an operation on one task is enough work for a core."""
-    with draws.alone(), kept(), draws.of_task(draws.NONE), _Work() as work:
+    with draws.alone(), kept(), draws.of_task(draws.NONE), Trial(weigh=True) as trial:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
-    return work.flops >= HEAVY * max(work.operations, 1)
-
-
-class _Work(TorchDispatchMode):
-    """A context that counts operations, and their multiplications and additions (``flops``)."""
-
-    def __init__(self) -> None:
-        from torch.utils.flop_counter import flop_registry  # late, because it imports triton
-
-        super().__init__()
-        self.operations = self.flops = 0
-        self._registry = flop_registry
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch's compiler, which takes 1.5 seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **kwargs or {})
-        self.operations += 1
-        count = self._registry.get(getattr(func, "_overloadpacket", None))
-        if count is not None:
-            self.flops += count(*args, **kwargs or {}, out_val=found)
-        return found
+    return trial.is_heavy

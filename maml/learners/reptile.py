@@ -45,8 +45,8 @@ class Flags:
     )
     keep_moment: bool = flag(
         False,
-        "Keep reptile's second moment from iteration to iteration, as the mean over an "
-        "iteration's tasks. Without the flag each task begins without a moment.",
+        "Learn Adam's second moment, with which each task begins. Without the flag each task "
+        "begins with none.",
         read_with=("inner_optimizer", "adam0"),
     )
 

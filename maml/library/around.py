@@ -21,7 +21,8 @@ from maml.library.alone import in_words_of_the_library
 from maml.library.checking import Waiting
 from maml.library.fast_module import FastModule
 from maml.networks.headless import in_short, layer_of
-from maml.networks.ordinary import check_parameters, explicit
+from maml.networks.loss import LearnedLoss
+from maml.networks.ordinary import check_parameters, explicit, to_buffers
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second"}
@@ -48,6 +49,11 @@ def learner_around(
     for name, parameter in module.named_parameters():
         if is_lazy(parameter):
             raise UserError(f"module: {name} has no size yet; call the module on an example first")
+        if parameter.is_inference():
+            raise UserError(
+                f"module: {name} was made under torch.inference_mode, so it can have no gradient; "
+                "make the module outside of it"
+            )
     for name in NEVER_CALLED:
         if hasattr(kind, name):
             raise UserError(
@@ -58,11 +64,14 @@ def learner_around(
     if not callable(loss) or isinstance(loss, type):
         raise UserError(f"loss is {loss!r}; give a function of (outputs, targets)")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
+    nothing = UserError(f"module: {type(module).__name__} has no parameter that could learn")
     try:
         config = _config(kind, module, flags)
         objective = CLASSIFICATION._replace(loss=loss)
         learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
     except UserError as error:
+        if not needed:
+            raise nothing from error
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
@@ -72,8 +81,28 @@ def learner_around(
         for parameter, needs in needed.items():
             parameter.requires_grad_(needs)
     if not learner.meta_parameters():
-        raise UserError("module: it has no parameter that could learn")
+        raise nothing
     return learner
+
+
+def loss_of(loss: Loss, module: nn.Module) -> Loss:
+    """Return a loss as a learner takes it: it learns if it is a module with parameters of its own.
+
+    Raises:
+        UserError: if they have another dtype than the module's.
+    """
+    if not isinstance(loss, nn.Module):
+        return loss
+    learning = {p for p in loss.parameters() if p.requires_grad}
+    if not learning or learning & {*module.parameters()}:
+        return OfModule(loss)
+    dtypes = [{p.dtype.to_real() for p in some} for some in (learning, module.parameters())]
+    if dtypes[0] != dtypes[1]:
+        kinds = (", ".join(sorted(map(str, some))) for some in dtypes)
+        raise UserError("loss: its parameters are {}, and the module's {}".format(*kinds))
+    learned = LearnedLoss(closed_copy(loss, {}))
+    to_buffers(learned, [n for n, p in learned.named_parameters() if not p.requires_grad])
+    return learned
 
 
 class OfModule:
@@ -104,12 +133,18 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     read = facts.reads or ()
     known = [name for name in ("freeze", *read) if name not in NOT_HERE]
     flags = {name: v.item() if isinstance(v, np.generic) else v for name, v in flags.items()}
-    for name in flags:
+    for name, value in flags.items():
         if name not in known:
+            meant = f": give inner_{name}" if f"inner_{name}" in known else ""
             raise UserError(
-                f"{kind.__name__} takes no {name}; besides module, loss, head and batching it "
-                f"takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
+                f"{kind.__name__} takes no {name}{meant}; besides module, loss, head and batching "
+                f"it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
                 "libraries)"
+            )
+        if name == "inner_lr" and isinstance(value, Tensor | list | tuple):
+            raise UserError(
+                f"inner_lr is a {type(value).__name__}: give a number; MetaSGD learns a rate for "
+                "each weight, and MAMLpp one for each tensor and inner step"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:
@@ -124,10 +159,14 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
         refused = facts.refuses.get(name, {})
         if value in refused:
             raise UserError(f"{name} {value}: {kind.__name__} {refused[value]}")
-    dtypes = {p.dtype for p in module.parameters()} or {torch.float32}
+    given = {p.dtype for p in module.parameters()}
+    dtypes = {each.to_real() for each in given} or {torch.float32}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
-        named = ", ".join(sorted(map(str, dtypes)))
-        raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
+        named = ", ".join(sorted(map(str, given)))
+        raise UserError(
+            f"module: its parameters are {named}; give float32 or float64 alone (complex64 goes "
+            "with float32, and complex128 with float64)"
+        )
     dtype = str(dtypes.pop()).removeprefix("torch.")
     return with_values(
         config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0
@@ -137,7 +176,7 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
 def _network(module: nn.Module, head: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
     network = _copied(module)
-    check_parameters(network, type(module).__name__)
+    check_parameters(network, type(module).__name__, of_run=False)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
     return explicit(network, type(module).__name__)

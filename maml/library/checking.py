@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from maml.errors import UserError
-from maml.execution.outside import kept_outside
+from maml.execution.outside import Reached
 from maml.learners import Learner
-from maml.library.distribution import OF_TORCH
+from maml.library.agreement import OF_TORCH
 from maml.metagradient.reading import ForeignError, UnreadError
 from maml.networks.calls import alone_with, lost_writes
 from maml.networks.headless import in_short
@@ -24,7 +24,8 @@ INNER = "inner_lr", "inner_steps", "inner_optimizer", "eval_inner_steps"
 
 def reached(loss: Any, module: nn.Module) -> list[tuple[str, str]]:
     """Return what a loss reaches by name: parts of a module (path, ""), and their attributes."""
-    ids = set(map(id, kept_outside(nn.Identity(), loss)))
+    values = Reached(loss).values
+    ids = set(map(id, values))
     held = ((path, {"": part, **vars(part)}) for path, part in module.named_modules())
     return [(path, name) for path, own in held for name, value in own.items() if id(value) in ids]
 
@@ -67,7 +68,7 @@ def _keeps(network: nn.Module, names: list[tuple[str, str]]) -> bool:
     own = [(vars(parts[path]), name) for path, name in names if path in parts]
     held = [of.get(name) for of, name in own]
     held += [v for of, name in own if not name for n, v in of.items() if n not in OF_TORCH]
-    there = (*held, *kept_outside(nn.Identity(), *held))
+    there = Reached(*held).values
     return any(isinstance(value, Tensor) and value.grad_fn is not None for value in there)
 
 
@@ -115,6 +116,14 @@ class Waiting(nn.Module):
                 "make the learner again; it shares the tensors"
             )
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "clone":
+            raise AttributeError(
+                "a meta-learner has no clone: fast = learner.adapt(support_x, support_y) returns "
+                "the module after its adaptation, and learner(tasks) the outer loss"
+            )
+        return super().__getattr__(name)
 
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return what torch's method returns."""

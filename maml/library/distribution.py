@@ -1,68 +1,160 @@
 """Distribute a user's own loop with torchrun: split the tasks and average the gradients."""
 
-import atexit
-import os
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
 import zlib
-from typing import Any
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
 from maml.errors import UserError
+from maml.learners import Learner
+from maml.library.agreement import OF_TORCH, difference, forms, held, parts
 from maml.params import ParamLayout, Params
+from maml.processes.launcher import tell_launcher
 
-OF_TORCH = vars(nn.Module()).keys()
+if TYPE_CHECKING:  # `joining` imports it, if a process is one of many
+    from maml.processes.liveness import Liveness
+
 ROUNDING = 1e-4
 """The sums of the parameters may differ by this part of their norm: hosts may round differently."""
-_joined = False
+POLL = timedelta(seconds=0.5)
+"""A wait for a collective returns to Python after this time, to see whether a rank was lost."""
+GRACE = 5.0
+"""A rank that left may have done its part of a collective, which then ends within these seconds."""
+DOING = "make", "call"
+
+watch: Liveness | None = None
+"""What finds lost ranks, once `maml.library.joining.distributed` has joined the others."""
+calls = 0
+"""The calls of meta-learners that this process has finished."""
 
 
-def distributed() -> int:
-    """Join the processes that torchrun has started, and return this process's rank.
+# ---- collectives --------------------------------------------------------------------------------
 
-    After this call, a meta-learner computes only its process's share of the tasks. The loss and the
-    gradient are means over all tasks. So give every process the same tasks (others are refused),
-    and do not change the rest of the loop. Without torchrun, this function only returns rank 0.
+
+def device_for(backends: str, own: torch.device) -> torch.device:
+    """Return the device whose tensors a process group takes: ``own``, if one of its backends does.
+
+    ``backends``: as `torch.distributed.get_backend_config` says it, "cpu:gloo,cuda:nccl".
     """
-    global _joined
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return 0
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-        atexit.register(_leave)  # else its threads may still run when the process ends
-    if not _joined:
-        on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))
-    _joined = True
-    return dist.get_rank()
+    kinds = [pair.partition(":")[0] for pair in backends.split(",")]
+    if own.type in kinds:
+        return own
+    return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
 
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def _together(collective: Callable[..., Any], tensor: Tensor, *given: Any) -> Tensor:
+    """Return what a collective of all processes, which works in place, makes of a tensor.
+
+    Raises:
+        WorkerLostError: naming the rank that does not take part, as far as can be found.
+    """
+    assert watch is not None
+    moved = tensor.to(device_for(dist.get_backend_config(), tensor.device))
+    try:
+        with watch.waits.during("limited"):
+            _wait(collective(moved, *given, async_op=True), watch, blocks=moved.is_cpu)
+    except RuntimeError as error:
+        lost = watch.explain(error)
+        tell_launcher(f"error: {lost}")
+        # Never destroy the group: its destructor would wait for the unfinished collective.
+        forever = threading.Event().wait
+        threading.Thread(target=lambda _: forever(), args=[dist.group.WORLD], daemon=True).start()
+        raise lost from None
+    return moved.to(tensor.device)
+
+
+def _wait(work: dist.Work, watch: Liveness, *, blocks: bool) -> None:
+    """Wait for a collective; raise RuntimeError if it fails, or never ends: a rank was lost.
+
+    ``blocks``: whether ``work.wait`` blocks this thread. On a GPU it blocks a stream.
+    """
+    deadline = math.inf
+    while not work.is_completed():
+        if watch.found:
+            deadline = min(deadline, time.monotonic() + (0 if watch.found.code else GRACE))
+        if time.monotonic() >= deadline:
+            raise RuntimeError("a rank was lost")
+        if blocks:
+            with contextlib.suppress(RuntimeError):
+                work.wait(POLL)
+        else:
+            time.sleep(0.0005)
+    work.wait()
+
+
+def _from_rank(source: int, content: Any) -> Any:
+    """Return the content that the process of rank ``source`` gives.
+
+    `torch.distributed.broadcast_object_list` does the same, but would wait for a lost rank.
+    """
+    text, size = c10d._object_to_tensor(content, torch.device("cpu"), dist.group.WORLD)
+    size = _together(dist.broadcast, size, source)
+    text = text if dist.get_rank() == source else text.new_empty(int(size))
+    return c10d._tensor_to_object(_together(dist.broadcast, text, source), size, dist.group.WORLD)
+
+
+def _of_all(doing: str, made_of: dict[str, str], numbers: list[int]) -> Tensor:
+    """Return the numbers of all processes ``[ranks, N]``, which must do the same now.
+
+    Raises:
+        UserError: on every rank, if a process does something else, or its meta-learner is of other
+            parts than ``made_of``.
+    """
+    digest = zlib.crc32(repr(made_of).encode())
+    of_all = torch.zeros(dist.get_world_size(), 6, dtype=torch.int64)
+    mine = torch.tensor([DOING.index(doing), digest, *numbers])
+    of_all[dist.get_rank(), : len(mine)] = mine
+    of_all = _together(dist.all_reduce, of_all)
+    for rank, (does, has, *_) in enumerate(of_all.tolist()):
+        if does != of_all[0, 0]:
+            raise UserError(
+                f"rank {rank} begins to {DOING[does]} a meta-learner, and rank 0 to "
+                f"{DOING[int(of_all[0, 0])]} one: under maml.distributed(), every rank must make "
+                "and call the same ones, in the same order"
+            )
+        if has != of_all[0, 1]:
+            raise UserError(difference(_from_rank(0, made_of), _from_rank(rank, made_of), rank))
+    return of_all[:, 2:]
+
+
+# ---- a meta-learner's work ----------------------------------------------------------------------
 
 
 @torch.no_grad()
-def same_everywhere(*given: object) -> None:
-    """Give all processes what rank 0's modules hold: tensors, and attributes of plain values."""
-    modules = [part for each in given if isinstance(each, nn.Module) for part in each.modules()]
-    if _joined:
-        plain = [[_plain(part) for part in modules]]
-        dist.broadcast_object_list(plain, 0)
-        for part, values in zip(modules, plain[0], strict=True):
-            vars(part).update(values)
-    held = pytree.tree_leaves(list(map(vars, modules))) if _joined else []
-    for tensor in {id(t): t for t in held if isinstance(t, Tensor)}.values():
-        of_first = [tensor.data.cpu().clone()]  # a clone, because a view's whole storage is sent
-        dist.broadcast_object_list(of_first, 0)
+def same_everywhere(made_of: Callable[[], dict[str, str]], learner: Learner, loss: Any) -> None:
+    """Give all processes what rank 0's modules hold: tensors, and attributes of plain values.
+
+    Raises:
+        UserError: on every rank, if a process has another meta-learner, or other tensors.
+    """
+    if watch is None:
+        return
+    tensors = held(learner, loss)
+    _of_all(DOING[0], made_of() | forms(tensors), [])
+    modules = [part for _, part in parts(learner, loss)]
+    for part, values in zip(modules, _from_rank(0, [*map(_plain, modules)]), strict=True):
+        vars(part).update(values)
+    for tensor in {id(t): t for t in tensors.values()}.values():
+        # A clone, because a view's whole storage is sent.
+        of_first = _from_rank(0, tensor.data.cpu().clone() if dist.get_rank() == 0 else None)
         try:
-            tensor.copy_(of_first[0])
+            tensor.copy_(of_first)
         except RuntimeError:  # made by `expand`, say
-            tensor.data = of_first[0].to(tensor.device)
+            tensor.data = of_first.to(tensor.device)
 
 
 def _plain(module: nn.Module) -> dict[str, Any]:
@@ -77,32 +169,42 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 def part(n: int) -> range:
     """Return this process's share of the indices 0 … ``n`` − 1."""
-    size, rank = (dist.get_world_size(), dist.get_rank()) if _joined else (1, 0)
+    size, rank = (dist.get_world_size(), dist.get_rank()) if watch else (1, 0)
     return range(n * rank // size, n * (rank + 1) // size)
 
 
 def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     """Average the losses ``[B]`` and the summed gradients over the tasks of all processes."""
+    global calls
     count = losses.new_full((1,), len(losses))
     layout = ParamLayout(sums)
     flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
-    if _joined:
-        dist.all_reduce(flat)
+    if watch:
+        flat = _together(dist.all_reduce, flat)
+        calls += 1
     _, total, gradients = (flat / flat[0]).split([1, 1, layout.n_params])
     return total[0], layout.to_params(gradients)
 
 
-def same_number(tasks: list[Task], params: Params) -> int:
-    """Draw a number from torch's global generator. All processes get the number of rank 0.
+def draw_number() -> int:
+    """Draw a number of 62 bits from torch's global generator."""
+    return int(torch.randint(2**62, (), device="cpu"))
+
+
+def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[str, str]]) -> int:
+    """Return the next number of torch's global generator; all processes get that of rank 0.
+
+    It is not drawn: see `draw_number`.
 
     Raises:
-        UserError: on every rank, if the processes have other tasks, in values, sizes or order, or
-            other parameters.
+        UserError: on every rank, if the processes have other tasks, in values, sizes or order,
+            other parameters, or another meta-learner.
     """
-    # Always, so that later draws do not depend on dropout.
-    drawn = torch.randint(2**62, (), device="cpu")
-    if not _joined:
-        return int(drawn)
+    before = torch.get_rng_state()
+    drawn = draw_number()
+    torch.set_rng_state(before)
+    if watch is None:
+        return drawn
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.
     digest = 0
     for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
@@ -113,24 +215,21 @@ def same_number(tasks: list[Task], params: Params) -> int:
     flat = torch.cat([p.detach().reshape(-1).double() for p in params.values()])
     # Weights, because the sum alone sees no order.
     weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
-    size = torch.stack([weighted, flat.norm()]).cpu()
-    mine = torch.cat([torch.stack([drawn, torch.tensor(digest)]), size.view(torch.int64)])
-    of_all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(of_all, mine)
-    first, norm = of_all[0][2:].view(torch.float64)
-    near = ROUNDING * float(norm.nan_to_num())
-    for rank, here in enumerate(of_all):
-        there = here[2:].view(torch.float64)[0]
-        if not torch.isclose(first, there, rtol=0, atol=near, equal_nan=True):
+    size = torch.stack([weighted, flat.norm()]).cpu().view(torch.int64).tolist()
+    of_all = _of_all(DOING[1], made_of(), [drawn, digest, *size])
+    sizes = of_all[:, 2:].contiguous().view(torch.float64)
+    near = ROUNDING * float(sizes[0, 1].nan_to_num())
+    for rank, there in enumerate(sizes[:, 0]):
+        if not torch.isclose(sizes[0, 0], there, rtol=0, atol=near, equal_nan=True):
             raise UserError(
                 f"the parameters of rank {rank} are not those of rank 0: call maml.distributed() "
-                "before maml.MAML(…), which gives all processes rank 0's; later, load a state on "
-                "every rank alike"
+                "before maml.MAML(…), which gives all processes rank 0's; later, load states and "
+                "take an optimizer's steps on every rank alike"
             )
-        if here[1] != of_all[0][1]:
+        if of_all[rank, 1] != of_all[0, 1]:
             raise UserError(
                 f"the tasks of rank {rank} are not those of rank 0: under maml.distributed(), give "
                 "every process the same tasks in the same order, by the same seed and without a "
                 "DistributedSampler; each process computes its part of them"
             )
-    return int(of_all[0][0])
+    return int(of_all[0, 0])

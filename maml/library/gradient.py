@@ -1,31 +1,31 @@
 """``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from datasets.generators import kept
+from datasets.generators import state as generators
 from datasets.tasks import Task
-from maml.execution.outside import globals_of
+from maml.execution.outside import Reached
 from maml.library.alone import alone
-from maml.metagradient import differentiate
-from maml.metagradient.batching import DRAWN, batching_of
+from maml.metagradient import differentiate, draws
+from maml.metagradient.batching import DRAWN, Found, batching_of
 from maml.metagradient.by_task import Batching, Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.problem import Problem
+from maml.networks.ordinary import SECOND_ORDER
 from maml.params import Params
 
 TRIED = 3
 """The number of tasks on which we compare batching with a loop, before a problem is batched."""
 KNOWN = 32
 """Remember this many problems, the latest ones. Networks that they hold stay in memory."""
-_KNOWN: OrderedDict[Any, Batching] = OrderedDict()
-HELD = 10_000
-"""Visit at most this many objects to distinguish a problem from others."""
+_KNOWN: OrderedDict[Any, Found] = OrderedDict()
 
 
 @alone()
@@ -46,8 +46,10 @@ def meta_gradient(
         way: auto, reverse (through the whole inner loop) or mixed (back step by step, so that
             memory does not grow with the steps). The results differ only by rounding.
         batching: How to compute tasks without kernels: "vmap" (all at once) or "tasks" (one after
-            the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop. It
-            compares them on a few tasks, in a problem's first call with two tasks or more.
+            the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop,
+            and the losses keep nothing outside. It tries both on a few tasks, in a problem's first
+            call with two tasks or more. The trial leaves nothing behind. There is none, but
+            "tasks", if the losses reach what cannot be copied, as a lock or an open file.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -60,32 +62,48 @@ def meta_gradient(
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
     if len(sizes) != 1 or -1 in sizes:
         raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
-    if batching != "auto":
-        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
-    leaves, spec = pytree.tree_flatten(tasks)
-    kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-    key = (_identity(state), kinds, str(spec), way)
-    found = _batching_of(key, state, meta_params, tasks, way)
-    try:
-        return differentiate.meta_gradient(state, meta_params, tasks, way, found)
-    except RuntimeError as error:
-        if found == "tasks" or DRAWN not in str(error):
-            raise
-        # The losses draw only now, for example because a dropout rate was zero before.
-        del _KNOWN[key]
-    return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
+    with SECOND_ORDER:
+        if batching != "auto":
+            return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
+        leaves, spec = pytree.tree_flatten(tasks)
+        kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
+        key = (_identity(state), kinds, str(spec), way)
+        found = _found(key, state, meta_params, tasks, way)
+        if not found.draws:
+            of_all = _without_draws(state, meta_params, tasks, way, found.batching)
+            if of_all is not None:
+                return of_all
+            # The losses draw only now, for example because a dropout rate was zero before.
+            _KNOWN[key] = Found("tasks", draws=True)
+        return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
 
 
-def _batching_of(
+def _without_draws(
+    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way, how: Batching
+) -> OuterGradient | None:
+    """Return the meta-gradient; None if a loss draws: then it must draw by a task's address."""
+    with kept(), draws.of_task(draws.NONE):
+        before = generators()
+        try:
+            found = differentiate.meta_gradient(state, meta_params, tasks, way, how)
+        except RuntimeError as error:
+            if how == "tasks" or DRAWN not in str(error):
+                raise
+            return None
+        return found if generators() == before else None
+
+
+def _found(
     key: Any, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
-) -> Batching:
-    if key in _KNOWN:
-        _KNOWN.move_to_end(key)
-        return _KNOWN[key]
-    if n_tasks_of(tasks) < 2:
-        return "tasks"  # one task cannot show a difference
-    some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-    _KNOWN[key] = batching_of(state, meta_params, some, way).batching
+) -> Found:
+    known = _KNOWN.get(key)
+    if known is None or known.fills:
+        if n_tasks_of(tasks) < 2:
+            return Found("tasks")  # one task cannot show a difference
+        some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
+        found = batching_of(state, meta_params, some, way, code=state)
+        _KNOWN[key] = found._replace(fills=found.fills and known is None)
+    _KNOWN.move_to_end(key)
     if len(_KNOWN) > KNOWN:
         _KNOWN.popitem(last=False)
     return _KNOWN[key]
@@ -94,27 +112,11 @@ def _batching_of(
 def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
     """Return a problem's key: the code, networks, ints and strings that it reaches, no tensors."""
     found: list[Any] = []
-    waiting: list[Any] = [state]
-    seen = set[int]()
-    while waiting and len(seen) < HELD:
-        value = waiting.pop(0)
-        if id(value) in seen or isinstance(value, (ModuleType, Tensor)):
-            continue
-        seen.add(id(value))
-        if isinstance(value, (int, str)):
+    for value in Reached(state).values:
+        if isinstance(value, FunctionType):
+            found.append(value.__code__)
+        elif isinstance(value, nn.Module):
+            found.append((value, value.training))
+        elif isinstance(value, (int, str, type)):
             found.append(value)
-        elif isinstance(value, (type, FunctionType)):
-            found.append(value)
-            if (value.__module__ or "").split(".")[0] in ("torch", "builtins"):
-                continue
-            if isinstance(value, type):
-                waiting += [*vars(value).values(), *value.__bases__]
-            else:
-                found[-1] = value.__code__
-                waiting += [value.__defaults__, value.__kwdefaults__, value.__closure__]
-                waiting += [value.__globals__.get(name) for name in globals_of(value.__code__)]
-        else:
-            if isinstance(value, nn.Module):
-                found.append((value, value.training))
-            waiting += gc.get_referents(value)
     return tuple(found)

@@ -4,6 +4,7 @@ Bad input raises a one-line `UserError`. Shape legend: n examples, E examples of
 """
 
 import contextlib
+import inspect
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.image_files import Decoder, as_in, shown
@@ -180,7 +181,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
         if min(part.dim() for part in tensors) < 2 or len({len(part) for part in tensors}) > 1:
             shapes = ", ".join(str(list(part.shape)) for part in tensors)
             raise UserError(f"tasks: its tensors are {shapes}; {FORM}")
-        if not len(whole.query_y):
+        if not len(tensors[-1]):
             raise UserError(f"tasks is empty; {FORM}")
         tasks = list(one_by_one(whole))
     else:
@@ -194,7 +195,7 @@ def as_tasks(given: Any, dtype: torch.dtype, *, leaves: bool = True) -> list[Tas
 @contextlib.contextmanager
 def as_support(x: Any, y: Any, dtype: torch.dtype) -> Iterator[Task]:
     """Yield a support set as a task ``[1, E, …]`` that queries it, too; errors name the support."""
-    if not isinstance(as_inputs(y), Tensor):
+    if not all(isinstance(part, Tensor) for part in pytree.tree_leaves(as_inputs(y))):
         raise UserError(
             "adapt takes (support_x, support_y), tensors or arrays; pictures and names are for "
             "maml.load"
@@ -218,8 +219,7 @@ def _task(item: Any, what: str) -> Task:
         parts = [as_inputs(part) for part in _by_name(item)]
     except TypeError:
         parts = [item]
-    several = any(isinstance(part, tuple | dict) for part in parts[1::2])
-    if len(parts) != 4 or several or not all(map(pytree.tree_leaves, parts)):
+    if len(parts) != 4 or not all(map(pytree.tree_leaves, parts)):
         kinds = ", ".join(type(part).__name__ for part in parts[:6])
         raise UserError(f"{what} is ({kinds}); {FORM}")
     task = Task(*parts)
@@ -227,7 +227,8 @@ def _task(item: Any, what: str) -> Task:
         if not isinstance(tensor, Tensor):
             kind = f"{type(tensor).__name__} {getattr(tensor, 'dtype', '')}".rstrip()
             raise UserError(f"{what}: {name} is {kind}; give a tensor, or leave an input out")
-    return task._replace(support_y=_labels(task.support_y), query_y=_labels(task.query_y))
+    support_y, query_y = (pytree.tree_map(_labels, y) for y in (task.support_y, task.query_y))
+    return task._replace(support_y=support_y, query_y=query_y)
 
 
 def as_inputs(given: Any) -> Any:
@@ -239,6 +240,16 @@ def as_inputs(given: Any) -> Any:
     if isinstance(given, np.ndarray) and given.dtype.kind in "biufc":
         return torch.from_numpy(np.ascontiguousarray(given))
     return given
+
+
+def called_with(network: nn.Module, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return the inputs of a call ``network(*inputs, **named)`` in the form of a task's inputs."""
+    if not named:
+        return as_inputs(inputs[0] if len(inputs) == 1 else inputs)
+    if inputs:  # a task's inputs are all in order or all by name
+        own = getattr(network, "module", network)
+        named = inspect.signature(own.forward).bind(*inputs, **named).arguments
+    return as_inputs(named)
 
 
 def _labels(y: Tensor) -> Tensor:
@@ -259,15 +270,46 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
                 "give both as one dtype"
             )
         part = name.partition("_")[0]
-        y = getattr(task, f"{part}_y")
+        y = pytree.tree_leaves(getattr(task, f"{part}_y"))[0]
         if tensor.dim() < 2 or y.dim() < 2:
             shapes = f"{name} is {list(tensor.shape[1:])} and {part}_y {list(y.shape[1:])}"
             raise UserError(f"{what}: {shapes}; give [E, …] each, an entry for each example")
         if tensor.shape[:2] != y.shape[:2]:
             counts = f"{name} has {tensor.shape[1]} examples, and {part}_y {y.shape[1]} targets"
             raise UserError(f"{what}: {counts}")
-    if not task.query_y.shape[1]:
+    if not n_examples(task.query_y):
         raise UserError(f"{what}: query_x is empty: a loss is of its examples")
+
+
+def n_examples(y: Any) -> int:
+    """Return E, the number of examples, of targets ``[B, E, …]``: one tensor, or several."""
+    return pytree.tree_leaves(y)[0].shape[1]
+
+
+@contextlib.contextmanager
+def explained(tasks: Sequence[Task], like: Tensor) -> Iterator[None]:
+    """Say which input it is of, if torch raises an error about a dtype or a device.
+
+    Only torch tells, because a module may move and convert its inputs. ``like``: a parameter.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        said = str(error)
+        every = [(i, *named) for i, task in enumerate(tasks) for named in _named(task)]
+        for i, name, tensor in every:
+            what = f"task {i}: {name}" if len(tasks) > 1 else name
+            if tensor.device != like.device and "device" in said:
+                raise UserError(
+                    f"{what} is on {tensor.device}, and the module's parameters on {like.device}: "
+                    f"move it, as tasks.to({str(like.device)!r})"
+                ) from error
+            if tensor.dtype == torch.uint8 and ("Byte" in said or "unsigned char" in said):
+                raise UserError(
+                    f"{what} is torch.uint8, and the module's parameters are {like.dtype}: for "
+                    "images, give .float() / 255"
+                ) from error
+        raise
 
 
 def _named(task: Task) -> Iterator[tuple[str, Tensor]]:
@@ -283,10 +325,11 @@ def _named(task: Task) -> Iterator[tuple[str, Tensor]]:
 def ways_of(i: int, task: Task) -> int:
     """Return the number of classes in task ``i``, for a learner that takes any number."""
     for name, y in (("support_y", task.support_y), ("query_y", task.query_y)):
-        if y.is_floating_point() or y.dim() != 2:
+        if not isinstance(y, Tensor) or y.is_floating_point() or y.dim() != 2:
+            is_one = isinstance(y, Tensor)
+            kind = f"{y.dtype} {list(y.shape[1:])}" if is_one else f"a {type(y).__name__}"
             raise UserError(
-                f"task {i}: {name} is {y.dtype} {list(y.shape[1:])}; give the number of each "
-                "example's class, integers [E]"
+                f"task {i}: {name} is {kind}; give the number of each example's class, integers [E]"
             )
     known, asked = set(task.support_y[0].tolist()), set(task.query_y[0].tolist())
     if min(known) < 0:

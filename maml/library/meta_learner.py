@@ -12,22 +12,21 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.episodes import reordered
-from datasets.generators import kept
 from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
+from maml.execution.trial import Trial
 from maml.learners import Learner, one_by_one
 from maml.learners.objectives import classes_of, for_targets
-from maml.library import checking, distribution
+from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
-from maml.library.around import Loss, OfModule, learner_around
-from maml.library.fast_module import FastModule, adapted, unadapted
-from maml.library.inputs import GivenTasks, as_support, as_tasks, ways_of, whole
+from maml.library.around import Loss, OfModule, learner_around, loss_of
+from maml.library.fast_module import FastModule, adapted, first_outputs
+from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching, alike, joined, unstacked
@@ -70,7 +69,7 @@ class MetaLearner(checking.Waiting):
     def __init__(
         self,
         module: nn.Module,
-        *,
+        *more: Any,
         loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
@@ -85,22 +84,24 @@ class MetaLearner(checking.Waiting):
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
             head: The name of the output layer, for learners that treat this layer separately.
-            batching: How tasks are computed: "vmap" all at once, where this gives the same; "tasks"
-                one by one, each in a thread. "auto" decides by the first tasks.
+            batching: How tasks are computed: "vmap" all at once, if they can be batched; "tasks"
+                one by one, each in a thread. "auto" tries both on the first tasks, and leaves
+                nothing behind.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
             UserError: for an argument that the learner does not read, or for a value not allowed.
         """
         super().__init__()
+        if more:
+            raise UserError(f"{more[0]!r}: give all but the module by name, as inner_lr=0.1")
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
-        own = F.cross_entropy if loss is None else loss
-        own = OfModule(own) if isinstance(own, nn.Module) else own
+        own = F.cross_entropy if loss is None else loss_of(loss, module)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._of_classes, self._reaching = loss is None, checking.reached(own, module)
-        distribution.same_everywhere(self, loss)
+        distribution.same_everywhere(self._made_of, learner, loss)
 
     @classmethod
     def around(cls, learner: Learner, phase: int) -> MetaLearner:
@@ -121,14 +122,19 @@ class MetaLearner(checking.Waiting):
         self._made_to_train = {m for m in learner.modules() if m.training}
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
-        self._loss = loss
+        self._loss, self._warned = loss, False
         # One entry for each mode, because dropout draws only in training mode.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
         self._told_apart: dict[tuple[int, int], int] = {}
         self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
+        self.learner.shares = None
         self._learning = checking.begin_learning(self.learner)
+
+    def _made_of(self) -> dict[str, str]:
+        loss = self._loss.loss if isinstance(self._loss, OfModule) else self._loss
+        return agreement.description(type(self), self.learner, loss, self._asked)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -151,9 +157,12 @@ class MetaLearner(checking.Waiting):
     @alone()
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:
         checking.check_learning(self._learning)
-        given = as_tasks(tasks, self._dtype)
-        leaves = {n: p for n, p in self.learner.meta_parameters().items() if p.requires_grad}
-        return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
+        every = self.learner.meta_parameters()
+        some = next(iter(every.values()))
+        given = as_tasks(tasks, some.dtype)
+        leaves = {n: p for n, p in every.items() if p.requires_grad}
+        with explained(given, some):
+            return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean outer loss of tasks ``[1, E, …]``, and its gradient."""
@@ -162,7 +171,7 @@ class MetaLearner(checking.Waiting):
         mine = distribution.part(len(tasks))
         losses = next(iter(params.values())).new_zeros(len(mine))
         found: dict[str, Tensor] = {}
-        seed = distribution.same_number(tasks, params)
+        seed = distribution.same_number(tasks, params, self._made_of)
         if self.learner.config.inner_batch is not None:  # mini-batches are of a random order
             keys = addresses.keys(seed, "train", "support order", range(len(tasks)))
             tasks = reordered(tasks, keys)
@@ -182,6 +191,10 @@ class MetaLearner(checking.Waiting):
                 for name, values in of_some.metrics.items():
                     found[name][rows] = values.to(losses)
         self.metrics = found
+        self._warned = self._warned or results.warn_of_no_numbers(losses, mine)
+        way = self._found.get(self.training)
+        if self.learner.config.inner_batch is not None or (way is not None and way.draws):
+            distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
     def _together(
@@ -202,21 +215,21 @@ class MetaLearner(checking.Waiting):
         self, own: Learner, params: Params, given: Any, where: list[draws.Address]
     ) -> OuterGradient:
         used = copy.copy(own)
-        used.batching, used.draws = self._found[self.training]
-        used.shares = self.learner.shares
+        found = self._found[self.training]
+        used.batching, used.draws, used.shares = found.batching, found.draws, self.learner.shares
         of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
         # Control flow may make only later tasks draw.
-        self._found[self.training] = Found(used.batching, used.draws)
+        self._found[self.training] = found._replace(batching=used.batching, draws=used.draws)
         self.learner.shares = used.shares
         return of_all
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield (learner, indices of its tasks), one for each number of classes if that matters."""
         # The program's learners (without `_loss`) may get mini-batches, which have no support set.
-        empty = [i for i, task in enumerate(tasks) if not task.support_y.shape[1]]
+        empty = [i for i, task in enumerate(tasks) if not inputs.n_examples(task.support_y)]
         if empty and self._loss is not None:
             raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
-        by_ways = self.learner.any_ways and tasks[0].support_y.numel()
+        by_ways = self.learner.any_ways and inputs.n_examples(tasks[0].support_y)
         learner = self.learner if by_ways else self._measuring(tasks)
         places: dict[int | None, list[int]] = {}
         for i, task in enumerate(tasks):
@@ -231,19 +244,21 @@ class MetaLearner(checking.Waiting):
 
     def _measuring(self, tasks: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs."""
-        x, y = next(unstacked(tasks[0]))[2:]
-        of_numbers = y.is_floating_point() or y.is_complex()
-        if of_numbers and self._of_classes:
+        _, own, x, y = next(unstacked(tasks[0]))
+        nests = [type(part).__name__ for part in (own, y) if not isinstance(part, Tensor)]
+        of_numbers = not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex()
+        if self._of_classes and (nests or of_numbers):
+            what = f"its targets are a {nests[0]}" if nests else f"query_y is {y.dtype}"
             raise UserError(
-                f"task 0: query_y is {y.dtype}, and the default loss is of classes; give loss="
+                f"task 0: {what}, and the default loss is of classes; give loss="
                 "torch.nn.functional.cross_entropy for their shares [E, N], mse_loss or another one"
             )
         classes = 0 if of_numbers else self._classes(x, y)
         for i, task in enumerate(tasks if classes else ()):
-            own = next(unstacked(task))
-            for part, (of_x, of_y) in (("support", own[:2]), ("query", own[2:])):
+            sets = next(unstacked(task))
+            for part, (of_x, of_y) in (("support", sets[:2]), ("query", sets[2:])):
                 self._check_labels(f"task {i}: {part}_y", of_x, of_y)
-        parts = y.dim() - 1
+        parts = y.dim() - 1 if classes else 0
         if self._loss is None or (classes and not parts):
             return self.learner  # its own metrics fit
         learner = copy.copy(self.learner)
@@ -257,30 +272,27 @@ class MetaLearner(checking.Waiting):
         """Return the number of classes in outputs for ``x [E, …]``; 0: ``y`` are not classes."""
         key = y.dim(), len(y)
         if key not in self._told_apart:
-            self._told_apart[key] = classes_of(self._outputs(x), y, self._of_classes)
+            self._told_apart[key] = classes_of(first_outputs(self.learner, x), y, self._of_classes)
         return self._told_apart[key]
 
     def _check_labels(self, what: str, x: Tensor, y: Tensor) -> None:
         """Refuse labels outside the classes, unless the loss accepts the set, to ignore them."""
+        if not isinstance(y, Tensor):
+            return
         classes = self._classes(x, y) if len(y) else 0
         strange = tuple(y[(y < 0) | (y >= classes)].unique().tolist())
         if not strange or strange in self._accepted:
             return
         try:
-            self.learner.loss(self._outputs(x), y)
+            outputs = first_outputs(self.learner, x)
+            with Trial(self._loss):
+                self.learner.loss(outputs, y)
         except Exception as error:
             raise UserError(
                 f"{what} has the label {strange[-1]}; the module tells {classes} classes apart, "
                 f"with labels from 0 to {classes - 1}"
             ) from error
         self._accepted.add(strange)
-
-    def _outputs(self, x: Tensor) -> Any:
-        """Return the outputs for ``x [E, …]`` before any adaptation, without dropout."""
-        learner, network = self.learner, self.learner.network
-        with torch.enable_grad(), kept(), alone_with(network), switched(learner, training=False):
-            params = unadapted(learner, learner.meta_parameters()).params
-            return learner.call_network(params, pytree.tree_map(torch.clone, x))[0]
 
     def _find_way(self, own: Learner, params: Params, tasks: list[Task]) -> None:
         """Find out how to compute tasks. The first calls in each mode determine this.
@@ -289,24 +301,31 @@ class MetaLearner(checking.Waiting):
         """
         same = [tasks[i] for i in max(alike(tasks, range(len(tasks))), key=len)]
         tells = len(same) >= TRIED and self.training not in self._told
-        if self.training in self._found and not tells:
+        before = self._found.get(self.training)
+        if before is not None and not tells:
             return
-        checking.check(own, params, tasks, self._phase, self._reaching)
-        some = joined(same[:TRIED])
-        heavy = self._asked is None and tells and one_by_one.is_heavy(own, params, some)
-        found = batching_of(
-            lambda at: own.training_problem(at, self._phase), params, some,
-            checked=True, heavy=heavy,
-        )  # fmt: skip
-        if self._asked == "tasks" or (self._asked is None and not tells):
-            found = found._replace(batching="tasks")
-        if tells:
+        network, criterion = own.network, own.criterion
+        with draws.alone(), alone_with(network):
+            with Trial(network, criterion):
+                checking.check(own, params, tasks, self._phase, self._reaching)
+            if self._asked is not None:
+                found = Found(self._asked)
+            else:
+                found = batching_of(
+                    lambda at: own.training_problem(at, self._phase), params, joined(same[:TRIED]),
+                    code=criterion, owner=network, checked=True, weigh=tells,
+                )  # fmt: skip
+                self.learner.shares = found.shares
+                found = found if tells else found._replace(batching="tasks")
+        # What looks like a cache is tried once more, after a call has filled it.
+        if tells and not (found.fills and (before is None or not before.fills)):
             self._told.add(self.training)
         self._found[self.training] = found
 
     @property
-    def _dtype(self) -> torch.dtype:
-        return next(iter(self.learner.meta_parameters().values())).dtype
+    def _some(self) -> Tensor:
+        """A parameter, whose dtype and device all tasks have."""
+        return next(iter(self.learner.meta_parameters().values()))
 
     # ---- adaptation -----------------------------------------------------------------------------
 
@@ -323,11 +342,12 @@ class MetaLearner(checking.Waiting):
             steps: Inner steps; None: ``eval_inner_steps``.
         """
         checking.check_learning(self._learning)
-        with as_support(x, y, self._dtype) as task:
+        with as_support(x, y, self._some.dtype) as task, explained([task], self._some):
             ((own, _),) = self._of_each_size([task])
         support = next(unstacked(task))
         steps = own.config.eval_inner_steps if steps is None else whole(steps, "steps")
-        return adapted(own, own.meta_parameters(), support, steps).train(self.training)
+        with explained([task], self._some):
+            return adapted(own, own.meta_parameters(), support, steps).train(self.training)
 
     @alone()
     @torch.no_grad()
@@ -336,10 +356,16 @@ class MetaLearner(checking.Waiting):
 
         ``steps`` are the inner steps; None: ``eval_inner_steps``.
 
-        Dropout is off in every mode. Names that begin with ``non_transductive_`` are of results
-        that are normalised by the support set's statistics.
+        Dropout is off in every mode. If a batch norm normalises by the batch, there are also names
+        that begin with ``non_transductive_``, of results that are normalised by the support set's
+        statistics; and only these, with a warning, if a task has too few queries for the others.
         """
-        given, params = as_tasks(tasks, self._dtype), self.learner.meta_parameters()
+        given = as_tasks(tasks, self._some.dtype)
+        with explained(given, self._some):
+            return results.columns(self._evaluated(given, steps))
+
+    def _evaluated(self, given: list[Task], steps: int | None) -> list[dict[str, Tensor]]:
+        params = self.learner.meta_parameters()
         rows: list[dict[str, Tensor]] = [{}] * len(given)
         for learner, places in self._of_each_size(given):
             # Another thread may train the learner meanwhile, with dropout: switch a copy.
@@ -352,10 +378,10 @@ class MetaLearner(checking.Waiting):
                 found = one_by_one.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )
-            self.learner.shares |= own.shares
+            self.learner.shares = own.shares
             for i, row in zip(places, found, strict=True):
                 rows[i] = row
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        return rows
 
     def train(self, mode: bool = True) -> MetaLearner:
         """Switch between training and evaluation. Batch norms keep the mode of their creation."""

@@ -277,4 +277,4 @@ class AdaptedModel:
                 "(maml.predict: --batch-statistics query)"
             )
         with torch.no_grad():
-            return self.module(x, batch_statistics).cpu()
+            return self.module(x, batch_statistics=batch_statistics).cpu()

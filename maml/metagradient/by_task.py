@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch.utils import _pytree as pytree
 
+from maml.execution.meanwhile import QUIET
+
 Batching: TypeAlias = Literal["vmap", "tasks"]
 """vmap: all tasks at once; tasks: one after the other, by plain autograd."""
 Way: TypeAlias = Literal["auto", "reverse", "mixed"]
@@ -21,7 +23,7 @@ def n_tasks_of(tasks: Any) -> int:
 def each_task(function: Callable[..., Any], batching: Batching) -> Callable[..., Any]:
     """Turn a function of one task into one of B tasks: arguments and results are ``[B, …]``."""
     if batching == "vmap":
-        return torch.func.vmap(function)
+        return QUIET(torch.func.vmap(function))
 
     def each(*arguments: Any) -> Any:
         return pytree.tree_map(_stacked, *(function(*own) for own in unstacked(arguments)))

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
 from maml.metagradient import at_end, draws, forward_over_reverse, unrolled
-from maml.metagradient.by_task import Batching, Way, n_tasks_of, one_by_one
+from maml.metagradient.by_task import Batching, Way, each_task, n_tasks_of, one_by_one
 from maml.metagradient.forward_over_reverse import REMEMBERED_STEPS
 from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
+from maml.ops.instead import Instead
 from maml.params import Params
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def adapt(problem: Problem, tasks: Any, batching: Batching = "vmap") -> Params:
         at, _ = forward_over_reverse.adapt(problem, tasks, derivatives)
         return {name: at[name] for name in problem.start}
     if batching == "vmap":
-        return torch.func.vmap(lambda task: unrolled.adapt(problem, task))(tasks)
+        return each_task(lambda task: unrolled.adapt(problem, task), batching)(tasks)
     alone = Derivatives(problem, alone=True)
     found = _of_each(lambda task: forward_over_reverse.adapt(problem, task, alone)[0], tasks)
     return {name: torch.cat([each[name] for each in found]) for name in problem.start}
@@ -115,7 +115,7 @@ def differentiate(
     if other or problem.snapshots is not None or (way == "mixed" and problem.steps):
         any_loss = Derivatives(problem, alone=alone)
         compute = functools.partial(_step_by_step, problem, derivatives=any_loss)
-    with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+    with Instead():
         return _task_by_task(compute, tasks) if alone else compute(tasks)
 
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from maml.execution.exact import Exact
 from maml.metagradient import draws
+from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem, called
 from maml.params import Params, sum_rows
 
@@ -89,7 +90,8 @@ class Derivatives:
             with draws.at(part, step):
                 return one(params, tasks)
         with Exact():
-            return torch.func.vmap(one)(params, tasks)
+            found: tuple[Tensor, Tensor] = each_task(one, "vmap")(params, tasks)
+            return found
 
     def _batch(self, tensor: Tensor) -> Tensor:
         return tensor.detach()[None] if self.alone else tensor.detach()

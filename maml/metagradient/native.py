@@ -31,8 +31,8 @@ IGNORED = -100
 def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDerivatives | None:
     """Return the compiled derivatives of a problem's losses, or None for losses of another kind.
 
-    Return None, too, for images of another size, for targets ``[B, E]`` that are not int64, and if
-    a label is the one that cross-entropy ignores.
+    Return None, too, for images of another size, for a set with one value a channel, for targets
+    ``[B, E]`` that are not int64, and if a label is the one that cross-entropy ignores.
     ``heads``: also where only the output layer moves, although its features could be cached.
     """
     support, query = problem.support, problem.query
@@ -61,6 +61,7 @@ def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDeriva
         return None
     for x, y in (part_of(tasks, part) for part in ("support", "query")):
         fits = x.shape[2:] == network.image_shape and y.dtype == torch.int64 and y.dim() == 2
+        fits = fits and x.shape[1] * network.least != 1  # torch's way refuses one value a channel
         if not fits or (y == IGNORED).any():
             return None
     return NativeDerivatives(problem, network, batches)

@@ -4,8 +4,10 @@ from collections.abc import Collection
 from typing import Any
 
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointFunction
 
 from datasets.generators import state
+from maml.errors import UserError
 from maml.metagradient import draws
 from maml.metagradient.by_task import Way, one_by_one, unstacked
 from maml.metagradient.problem import Problem, Transform, called
@@ -144,6 +146,11 @@ def _leaves_under(value: Tensor) -> tuple[set[int], set[int]]:
         if (node, of_kernels) in seen:
             continue
         seen.add((node, of_kernels))
+        if isinstance(node, CheckpointFunction._backward_cls):
+            raise UserError(
+                "torch.utils.checkpoint with use_reentrant=True hides its parameters from "
+                "torch.autograd.grad, which an inner loop needs: call it with use_reentrant=False"
+            )
         if hasattr(node, "variable"):
             found[0].add(id(node.variable))
             if of_kernels:

@@ -6,7 +6,6 @@ silently use wrong tensors. So each checkpoint remembers the tensors of its call
 """
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,10 +19,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from maml.networks.ordinary import own_name, tensors
+from maml.execution.meanwhile import Replaced
+from maml.networks.ordinary import SECOND_ORDER, own_name, tensors
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
-from maml.params import Params
+from maml.params import Params, of_kind
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
@@ -41,7 +41,7 @@ def apply(
     """Apply ``network`` with those of ``params`` that have its own names to ``x [E, …]``."""
     with alone_with(network):
         known = tensors(network)
-        params = {name: tensor for name, tensor in params.items() if name in known}
+        params = {n: of_kind(tensor, known[n]) for n, tensor in params.items() if n in known}
         # Copies, so that the network's writes into its buffers are gone after the call.
         # Modules may share one buffer; a module in two places has its buffers under one name.
         clones: dict[int, Tensor] = {}
@@ -125,11 +125,11 @@ _local = threading.local()
 @contextlib.contextmanager
 def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     """Let checkpoints in this context remember ``tensors``, with which ``network`` is called."""
-    _install()
     before = getattr(_local, "now", None)
     _local.now = network, tensors
     try:
-        yield
+        with SECOND_ORDER, _CHECKPOINTS:
+            yield
     finally:
         _local.now = before
 
@@ -157,16 +157,12 @@ def _again(block: Callable[..., Any]) -> Callable[..., Any]:
     return again
 
 
-@functools.cache
-def _install() -> None:
-    """Let torch's checkpoints compute a block by `_again`; outside of a call nothing changes."""
-    of_torch_itself = of_torch._checkpoint_without_reentrant_generator_impl
+def _checkpoint(
+    of_torch_itself: Callable[..., Any], block: Callable[..., Any], *given: Any, **options: Any
+) -> Iterator[None]:
+    """Let torch's checkpoint compute a block by `_again`."""
+    with remembering(False):
+        yield from of_torch_itself(_again(block), *given, **options)
 
-    def checkpoint(block: Callable[..., Any], *given: Any, **options: Any) -> Iterator[None]:
-        if getattr(_local, "now", None) is None:
-            yield from of_torch_itself(block, *given, **options)
-            return
-        with remembering(False):
-            yield from of_torch_itself(_again(block), *given, **options)
 
-    of_torch._checkpoint_without_reentrant_generator_impl = checkpoint  # type: ignore[assignment]
+_CHECKPOINTS = Replaced(of_torch, "_checkpoint_without_reentrant_generator_impl", _checkpoint)

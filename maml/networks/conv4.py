@@ -111,6 +111,7 @@ class ConvBlocks(Taped):
 
     Attributes:
         n_features: How many features an image has.
+        least: A block normalises at least so many pixels of an image.
     """
 
     kernels = True
@@ -157,6 +158,7 @@ class ConvBlocks(Taped):
         if not height * width:
             raise ValueError(f"{layers} poolings leave nothing of images {list(image_shape)}")
         self.n_features = filters if mean else filters * height * width
+        self.least = height * width * (4 if pool else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features, normalised by statistics on the tape, or else by the batch's."""
@@ -199,7 +201,7 @@ class ConvBlocks(Taped):
         return (
             type(x) in (Tensor, nn.Parameter)
             and (x.dtype, x.device, x.shape[1:]) == (weight.dtype, weight.device, self.image_shape)
-            and len(x) > 0
+            and len(x) * self.least > 1  # torch's way refuses one value a channel
             and not x.requires_grad
             and (
                 statistics is None or not any(t.requires_grad for pair in statistics for t in pair)

@@ -11,8 +11,9 @@ from torch.utils import _pytree as pytree
 
 from datasets import addresses
 from datasets.tasks import Task
-from maml.networks.calls import apply
-from maml.params import Params
+from maml.networks.calls import alone_with, apply
+from maml.networks.ordinary import tensors
+from maml.params import Params, of_kind, without_prefix
 
 _OURS = (
     "maml.networks.", "torch.nn.modules.conv", "torch.nn.modules.linear", "torchvision.models.",
@@ -35,7 +36,8 @@ class MiniBatches:
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and its outputs."""
-        places = self.places(step, len(task.support_y), task.support_y.device)
+        some = pytree.tree_leaves(task.support_y)[0]
+        places = self.places(step, len(some), some.device)
         x, y = pytree.tree_map(lambda part: part[places], (task.support_x, task.support_y))
         return self.loss(params, task._replace(support_x=x, support_y=y), step)
 
@@ -50,6 +52,39 @@ class MiniBatches:
         return int(addresses.permutation(where, n)[0, i % n])
 
 
+CRITERION = "criterion."
+"""The prefix of the names of a loss's parameters: the attribute of a learner."""
+
+
+def of_loss(meta_params: Params) -> Params:
+    """Return those of a learner's meta-parameters that its loss reads, by their own names."""
+    return {name: p for name, p in meta_params.items() if name.startswith(CRITERION)}
+
+
+class LearnedLoss(nn.Module):
+    """A loss that is a module with parameters that learn. It is a learner's ``criterion``."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, outputs: Any, y: Any) -> Tensor:
+        """Return the loss by its own parameters."""
+        return self.loss(outputs, y)
+
+    def at(self, params: Params) -> Callable[[Any, Any], Tensor]:
+        """Return the loss as a function, by those of ``params`` that are its own."""
+        known = tensors(self)
+        given = without_prefix(params, CRITERION)
+        own = {name: of_kind(tensor, known[name]) for name, tensor in given.items()}
+
+        def loss(outputs: Any, y: Any) -> Tensor:
+            with alone_with(self):
+                return torch.func.functional_call(self, own, (outputs, y))
+
+        return loss
+
+
 @dataclass(frozen=True)
 class NetworkLoss:
     """A network's loss on one set of a task, normalised by the statistics of that set."""
@@ -62,7 +97,8 @@ class NetworkLoss:
         """Return the loss, a scalar, and the outputs ``[E, …]``; () if they are not one tensor."""
         x, y = part_of(task, self.part)
         outputs, _ = apply(self.network, params, x)
-        return self.loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
+        loss = self.loss.at(params) if isinstance(self.loss, LearnedLoss) else self.loss
+        return loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
 
 
 _IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
+from maml.execution.meanwhile import Replaced
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
 
 AROUND = "module."
@@ -28,8 +29,8 @@ def own_name(network: nn.Module, name: str) -> str:
     return name.removeprefix(AROUND) if isinstance(network, Ordinary) else name
 
 
-def check_parameters(network: nn.Module, name: str) -> None:
-    """Refuse parameters that cannot learn."""
+def check_parameters(network: nn.Module, name: str, *, of_run: bool = True) -> None:
+    """Refuse parameters that cannot learn; ``of_run``: complex ones, too."""
     for path, module in network.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise UserError(
@@ -37,7 +38,12 @@ def check_parameters(network: nn.Module, name: str) -> None:
                 "derivative; make it with sparse=False"
             )
     for where, parameter in network.named_parameters():
-        if not parameter.is_floating_point():
+        if parameter.is_complex() and of_run:
+            raise UserError(
+                f"--network {name}: {where} is complex, and a run's files and messages have real "
+                "parameters: make it of two real ones by torch.complex, or take maml.MAML"
+            )
+        if not (parameter.is_floating_point() or parameter.is_complex()):
             raise UserError(
                 f"--network {name}: {where} is a parameter of {parameter.dtype}, which cannot "
                 "learn; make it a buffer"
@@ -145,6 +151,8 @@ class ExplicitNorm(_BatchNorm):
 
     tape: Tape
     made_in: bool
+    channels: int | None
+    """How many its running statistics had, which torch compares with the input's; None: none."""
     _load_from_state_dict = nn.Module._load_from_state_dict  # torch's adds a count of batches
 
     def forward(self, input: Tensor) -> Tensor:
@@ -153,6 +161,11 @@ class ExplicitNorm(_BatchNorm):
             raise RuntimeError(
                 "forward switches the mode of a batch norm, which keeps the one that it has when "
                 "the network is made: call train() or eval() in __init__"
+            )
+        self._check_input_dim(input)
+        if self.channels not in (None, input.shape[1]):
+            raise RuntimeError(
+                f"running_mean should contain {input.shape[1]} elements not {self.channels}"
             )
         if self.running_mean is not None and self.running_var is not None:
             own = self.running_mean, self.running_var
@@ -183,6 +196,7 @@ def _empty(kind: type[_BatchNorm]) -> ExplicitNorm:
 
 def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     """Turn a batch norm into an `ExplicitNorm`."""
+    norm.channels = None if norm.running_mean is None else norm.num_features  # type: ignore[assignment]
     for name in ("running_mean", "running_var"):
         frozen = norm._buffers.pop(name, None)
         if frozen is not None:
@@ -194,17 +208,16 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
 
 
-def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+def _weight_norm(_: Any, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
     others = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]  # -1: of all together
     norms = torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1) if others else v.abs()
     return v * (g / norms)
 
 
-# Torch's own has a wrong second derivative (torch 2.15): `torch.autograd.gradgradcheck` refuses it.
-_OF_TORCH = torch.library.Library("aten", "IMPL")
-for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
-    _OF_TORCH.impl("_weight_norm", _weight_norm, key)
+SECOND_ORDER = Replaced(torch, "_weight_norm", _weight_norm)
+"""Within this context, weight norm has a right second derivative. Torch's own (2.15) is wrong:
+`torch.autograd.gradgradcheck` refuses it."""
 
 
 @contextlib.contextmanager

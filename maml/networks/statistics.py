@@ -7,12 +7,28 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function, forward_ad
 
+from maml.errors import UserError
+from maml.execution.refused import refuse_as_torch
+
 Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(mean [C], biased variance [C]) of every normalisation, in order of use."""
+
+
+class OneValueError(UserError, ValueError):
+    """A set has one value a channel: normalised by itself, it would give the same for any input."""
+
+    def __init__(self, size: Sequence[int]) -> None:
+        super().__init__(
+            f"Expected more than 1 value per channel when training, got input size {[*size]}: by "
+            "its own statistics, a batch norm gives one example the same answer as any other; give "
+            'more examples, answer by the support set\'s statistics (batch_statistics="support"), '
+            "or use a group or layer norm"
+        )
 
 
 class Tape:
@@ -54,15 +70,21 @@ def normalise(
     """Return batch-normalised ``x [E, C, …]``, and the mean and biased variance used, ``[C]``.
 
     ``given`` is used unchanged; None: the statistics of ``x`` are used. Scale and shift: ``[C]``.
+
+    Raises:
+        OneValueError: for the statistics of an ``x`` that has one value a channel.
+        RuntimeError: for sizes and dtypes that torch's batch norm refuses.
     """
+    if given is None and x.dim() > 1 and x.numel() == x.shape[1]:
+        raise OneValueError(x.shape)
+    mean, variance = given or (None, None)
+    refuse_as_torch(F.batch_norm, x, mean, variance, weight, bias, given is None)
     # As fast as torch's own layer, but torch.func batches that layer's gradient wrongly.
     if given is None and not is_functorch_wrapped_tensor(x) and forward_ad._current_level < 0:
         found, mean, variance = _Fused.apply(x, weight, bias, eps)
         return found, (mean, variance)
-    if given is None:
+    if mean is None or variance is None:
         variance, mean = torch.var_mean(x, dim=_all_but_channels(x), correction=0)
-    else:
-        mean, variance = given
     # A tensor, because the forward derivative of "+ number" makes a zero on the CPU.
     scale = torch.rsqrt(variance + variance.new_full((), eps))
     if weight is not None:

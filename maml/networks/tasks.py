@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from maml.execution.meanwhile import QUIET
+
 Tensors: TypeAlias = Sequence[Tensor | None]
 
 
@@ -63,6 +65,7 @@ def of_each_task(function: Callable[..., Any], ranks: Sequence[int]) -> Callable
         ]
         if all(dim is None for dim in dims):
             return function(*tensors)
-        return torch.func.vmap(function, in_dims=tuple(dims))(*tensors)
+        with QUIET:
+            return torch.func.vmap(function, in_dims=tuple(dims))(*tensors)
 
     return call

@@ -23,7 +23,7 @@ from maml.library.model import Model, load
 from maml.plots import curves, style
 from maml.plots import tasks as of_tasks
 from maml.run import checkpoint, reading
-from maml.run.files import make_folder
+from maml.run.files import make_folder, refuse_links
 from maml.run.reading import Run
 
 
@@ -45,6 +45,7 @@ def main(arguments: list[str]) -> int:
     if folder is None:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
         folder = options.paths[0] / "plots" if len(options.paths) == 1 else several
+        refuse_links(folder.parent, folder.name)
     make_folder(folder, "--folder")
     count = 0
     for name, drawn in pictures(methods, options.tasks, trust=options.trust):

@@ -53,21 +53,21 @@ def draw_curves(
 
 def _curve(axis: Any, rows: list[Row], result: dict[str, Any], name: str, batches: bool) -> None:
     """Draw one metric: in training (over tasks or mini-batches), in validations and in the test."""
-    training = [(row["iteration"], row[name]) for row in rows if "split" not in row and name in row]
-    validation = [row for row in rows if row.get("split") == "validation"]
+    training = history(rows, f"train/{name}")
     # The rows hold both variants of a metric. Draw the variant of the test's headline.
-    headline = "" if result["transductive"] else "non_transductive_"
+    of_headline = f"validation/{'' if result['transductive'] else 'non_transductive_'}{name}"
+    validation, errors = history(rows, of_headline), history(rows, f"{of_headline}_ci95")
     if training:
-        iterations, values = zip(*training, strict=True)
+        iterations, values = [*training], [*training.values()]
         axis.plot(iterations, values, color=BLUE, alpha=0.25, linewidth=0.8)
         of = "mini-batches" if batches else "tasks"
         mark, label = "." * (len(values) == 1), f"training {of}, smoothed"
         axis.plot(iterations, style.smooth(values), color=BLUE, marker=mark, label=label)
     if validation:
         axis.errorbar(
-            [row["iteration"] for row in validation],
-            [row[headline + name] for row in validation],
-            yerr=[row[f"{headline}{name}_ci95"] or 0.0 for row in validation],
+            [*validation],
+            [*validation.values()],
+            yerr=[errors.get(iteration, 0.0) for iteration in validation],
             color=ORANGE, marker="o", markersize=3, capsize=2, label="validation, 95 % interval",
         )  # fmt: skip
     if result.get(name) is not None:

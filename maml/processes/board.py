@@ -78,7 +78,7 @@ class Board:
         self.told, self.done = b"", b""
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
-        self._over = threading.Event()
+        self._over, self._last = threading.Event(), LEFT
         self._name = uuid.uuid4().hex  # until `meet`, no other process shares it
 
     def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
@@ -99,8 +99,9 @@ class Board:
         self.thread.start()
         return members
 
-    def leave(self) -> None:
+    def leave(self, last: bytes = LEFT) -> None:
         """Let the heartbeat thread write that this process has left, and then end."""
+        self._last = last
         self._over.set()
 
     def _beat(self) -> None:
@@ -113,7 +114,7 @@ class Board:
         keys = [f"beat {other}" for other in self.heard]
         for number in itertools.count(1):
             over = self._over.wait(LAST_BEAT if self.done else BEAT)
-            mine = LEFT if over or self.told else self._mine(number)
+            mine = self._last if over or self.told else self._mine(number)
             try:
                 self._store.set(f"beat {self._world.rank}", mine.decode())
                 if over:

@@ -56,12 +56,20 @@ class Liveness:
         last_words: Called in a thread, before this process ends, to save its work.
         clock: Measures silences and waits for others; it runs from `watch` to `leave`.
         excused: On rank 0: the lost ranks without which the others go on.
+        found: Why the run is over, if a loss does not end this process.
     """
 
-    def __init__(self, world: World, timeout: float, stop: StopRequest) -> None:
-        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``."""
+    def __init__(
+        self, world: World, timeout: float, stop: StopRequest, *, limit: str = "", ends: bool = True
+    ) -> None:
+        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``.
+
+        ``limit``: the words for the timeout. ``ends``: whether a loss ends this process.
+        """
         self.world, self.timeout = world, timeout
-        self._limit = f"--timeout {timeout:g}"
+        self._limit = limit or f"--timeout {timeout:g}"
+        self._ends = ends
+        self.found: Finding | None = None
         self.survives: Callable[[Collection[int], str], bool] = lambda ranks, line: False
         self.last_words: Callable[[], None] = lambda: None
         self.clock = Clock()
@@ -103,7 +111,15 @@ class Liveness:
         """Whether rank 0 has announced that all is done, as far as this process has read."""
         return bool(self._board.done)
 
-    def leave(self) -> None:
+    def depart(self, how: str, error: BaseException | None) -> None:
+        """Leave; others that wait for this process find that it failed by ``error``, or ``how``."""
+        if error is not None:
+            self.report(error)
+        self._fail_by(f"{self._me} {how}", 0)
+        self._over.set()
+        self.leave(self._mine(0))
+
+    def leave(self, last: bytes = LEFT) -> None:
         """Stop watching, and let no other process miss this one: all is done. Rank 0 leaves last.
 
         If no launcher holds the store, rank 0 holds it, and the store ends with rank 0. Rank 0
@@ -114,7 +130,7 @@ class Liveness:
             while self._judged() and time.monotonic() < deadline:
                 time.sleep(0.05)
         self._over.set()
-        self._board.leave()
+        self._board.leave(last)
         when_lost(lambda line: None)
         for thread in filter(None, (self._board.thread, self._judge_thread)):
             # No thread should be in a request to the store when the interpreter ends. But do not
@@ -151,10 +167,12 @@ class Liveness:
         if self._judge_thread:
             self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
-            while time.monotonic() < until:
+            while time.monotonic() < until and not self.found:
                 if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
                     break  # all is done, and rank 0 was not lost: the cause does not matter
                 time.sleep(0.1)
+        if self.found:
+            return WorkerLostError(self.found.line)
         if late:
             alive = f", {self._busy()}" if self._judge_thread else ""
             more = "" if line in alive else f": {line}"
@@ -317,6 +335,11 @@ class Liveness:
         """Print the finding unless another process does, save this process's work, and exit."""
         with self._ending:
             if self._over.is_set():
+                return
+            if not self._ends:
+                self.found = self._board.tell(found)
+                self._over.set()
+                self._board.leave()
                 return
             code = found.code
             try:

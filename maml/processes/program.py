@@ -1,6 +1,5 @@
 """How a command ends: one line for bad input, an exit code, and no hang."""
 
-import io
 import os
 import resource
 import signal
@@ -9,8 +8,14 @@ import time
 import traceback
 from collections.abc import Callable
 
-from maml.errors import UserError, WorkerLostError
+from datasets.theirs import described
+from maml.errors import Done, UserError, WorkerLostError
+from maml.processes import streams, system
 from maml.processes.launcher import let_it_be_named, tell_launcher
+
+# At import, because the setting has no effect once torch is loaded. So a program that imports torch
+# imports this module first.
+system.spin_briefly()
 
 _NO_MEMORY = ("failed to map segment", "allocate memory", "bad_alloc", "can't start new thread")
 """Words in the errors of libraries that got no memory. They share no exception type."""
@@ -26,8 +31,7 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     only rank 0 prints it. Another rank prints an input error that rank 0 does not meet.
     """
     speaks = os.environ.get("RANK", "0") == "0" or not _has_peers()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path may not be UTF-8
+    streams.install()
     try:
         code = _within_limits(main, arguments)
     except UserError as error:
@@ -43,20 +47,25 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
         if str(error):
             _say(error)
         _exit(error.code)
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. The interpreter would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(0)
-    except Exception:
+    except Done as done:
+        code = done.code
+    except KeyboardInterrupt:
+        if speaks:
+            print("interrupted", file=sys.stderr)
+        _exit(130)
+    except SystemExit as error:
+        # Code of a user's own, in the middle of the work: its code 0 would say that all is done.
+        _say(UserError(f"the program was told to end: {described(error)}"))
+        _exit(error.code if isinstance(error.code, int) and error.code else 1)
+    except BaseException:
         if not _has_peers():
             raise
         # A normal exit would wait for the transport's threads.
         traceback.print_exc()
         _exit(1)
-    except KeyboardInterrupt:
-        if speaks:
-            print("interrupted", file=sys.stderr)
-        _exit(130)
+    if not code and speaks and (failure := streams.lost()):
+        _say(UserError(f"standard output: {failure.strerror}"))
+        _exit(2)
     _exit(code if isinstance(code, int) else 0)
 
 
@@ -83,7 +92,7 @@ def _within_limits(main: Callable[[list[str]], object], arguments: list[str]) ->
 
 
 def _say(error: Exception) -> None:
-    """Print the line, and tell the launcher."""
+    """Print the line, also where torchrun sums up."""
     line = f"error: {error}"
     print(line, file=sys.stderr)
     tell_launcher(line)

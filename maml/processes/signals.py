@@ -4,7 +4,6 @@ import contextlib
 import os
 import select
 import signal
-import stat
 import threading
 from collections.abc import Callable, Iterator
 
@@ -36,16 +35,6 @@ def name_of(number: int) -> str:
     return f"signal {number}"
 
 
-def leave_lost_terminal() -> None:
-    """Discard output to a terminal that is gone, because every print would raise an error."""
-    for stream in (1, 2):
-        with contextlib.suppress(OSError):
-            if stat.S_ISCHR(os.fstat(stream).st_mode) and not os.isatty(stream):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, stream)
-                os.close(nowhere)
-
-
 class StopRequest:
     """One of `SIGNALS`, kept until the loop can end in good order; a second SIGINT interrupts."""
 
@@ -65,7 +54,6 @@ class StopRequest:
             if came and number == signal.SIGINT:
                 raise KeyboardInterrupt
             came.append(number)
-            leave_lost_terminal()
             self.signal = self.signal or name_of(number)
 
         for number in heeded():
@@ -104,5 +92,4 @@ class StopRequest:
             came = os.read(reader, 64) if ready else b""
             name = self.signal or next((signal.Signals(n).name for n in came if n in SIGNALS), None)
         if name is not None and not self._heeded.wait(PATIENCE):
-            leave_lost_terminal()
             action(name)

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 
 from maml.errors import WorkerLostError, timed_out
 from maml.processes.launcher import STORE, launcher_holds_store
+from maml.processes.namespaces import in_own_network
 from maml.processes.world import World
 
 ANSWER = 1.0
@@ -32,9 +33,14 @@ START_TIMEOUT = 300.0
 """Seconds that processes wait for each other at the start, where one may be slow to load."""
 
 
+@in_own_network
 def _connect(world: World, timeout: float) -> Store:
     """Connect to the store at ``MASTER_ADDR``; if no launcher holds one, rank 0 opens it."""
     seconds = timedelta(seconds=timeout)
+    for given in _given:
+        store = given.clone()
+        store.set_timeout(seconds)
+        return store
     address = _address()
     if world.rank == 0 and not launcher_holds_store() and not _served:
         listener = _listener(world)
@@ -48,10 +54,21 @@ def _connect(world: World, timeout: float) -> Store:
 _served: list[TCPStore] = []
 """The store that rank 0 holds itself, kept as long as its process."""
 
+_given: list[Any] = []
+"""The store of a process group that a user has made: it takes the launcher's place."""
+
 _rooms = Counter[str]()
 
 
+def use(store: Store) -> None:
+    """Let the processes meet in the store of a process group that exists already."""
+    _given.append(store)
+
+
 def _address() -> tuple[str, int]:
+    for given in _given:
+        served = given._underlying_non_prefix_store
+        return served.host, served.port  # a TCPStore's; no other loses a connection
     return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
 
@@ -142,6 +159,7 @@ def exchange(store: Store, world: World, content: Any) -> list[Any]:
     ]
 
 
+@in_own_network
 def new_connection(world: World, room: str, timeout: float) -> Store:
     """Return `own_connection` to a store that may be gone; raise OSError if it is.
 

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets.whole import regular, written
+from datasets.whole import no_link, regular, sweep, written
 from maml.errors import UserError
 from maml.params import Params
+from maml.run.forms import Form, fits
 
 FORMAT = 1
 
@@ -41,13 +42,13 @@ PARTS: dict[str, Callable[[Any], bool]] = {
 }
 """The parts of a checkpoint, each with a function that checks a value of this part."""
 
-FORMS: dict[str, Any] = {
+FURTHER: dict[str, Form] = {
     "guard": {"beginning": float | int | None, "loss": float | int, "far": [int]},
     "best": {"iteration": int, "score": (float, [float | int]), "model": {str: Tensor}},
     "starts": [dict],
     "own_files": {str: {str: str}},
 }
-"""The forms of further parts, as `_fits` takes them; such a part may be missing or empty."""
+"""The forms (`maml.run.forms`) of further parts; such a part may be missing or empty."""
 
 
 class DamagedError(UserError):
@@ -104,10 +105,9 @@ def remove(run_dir: Path, which: Callable[[int], bool]) -> None:
 def save(path: Path, content: dict[str, Any]) -> None:
     """Write ``content`` whole or not at all; raise UserError if that fails (a full disk)."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        no_link(path.parent).mkdir(parents=True, exist_ok=True)
         # Leftovers of processes killed while saving: only one process saves in a run.
-        for stale in path.parent.glob("*.pt.*.tmp"):
-            stale.unlink(missing_ok=True)
+        sweep(path.with_name("*.pt"))
         with written(path) as temporary, open(temporary, "wb") as file:
             torch.save({"format": FORMAT, **content}, file)
     except (OSError, RuntimeError) as error:
@@ -195,38 +195,23 @@ def load(path: Path) -> dict[str, Any]:
     if missing := [part for part in PARTS if part not in content]:
         raise DamagedError(f"{path}: an incomplete checkpoint, without {', '.join(missing)}")
     wrong = [part for part, whole in PARTS.items() if not whole(content[part])]
-    others = {part: content[part] for part in FORMS if content.get(part, {}) != {}}
-    wrong += [part for part, value in others.items() if not _fits(value, FORMS[part])]
+    others = {part: content[part] for part in FURTHER if content.get(part, {}) != {}}
+    wrong += [part for part, value in others.items() if not fits(value, FURTHER[part])]
     if wrong:
         raise DamagedError(f"{path}: not a checkpoint of this project: its {wrong[0]} is not valid")
     return content
 
 
-def _fits(value: Any, form: Any) -> bool:
-    """Return whether a value has a form: a type, a tuple of other forms, or a container.
-
-    A list holds one form; a dictionary has one form under all keys, or those of its named entries.
-    """
-    if isinstance(form, tuple):
-        return any(_fits(value, each) for each in form)
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_fits(each, form[0]) for each in value)
-    if not isinstance(form, dict):
-        return isinstance(value, form)
-    if not isinstance(value, dict):
-        return False
-    if str in form:
-        return all(isinstance(key, str) and _fits(each, form[str]) for key, each in value.items())
-    return form.keys() <= value.keys() and all(_fits(value[key], form[key]) for key in form)
+def form_of(tensor: Tensor) -> str:
+    """Return a tensor's dtype and shape for a message: ``float32 [5, 64]``."""
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def check_model(content: dict[str, Any], params: Params, what: str) -> None:
-    """Raise UserError if a checkpoint's model has other parameter names or shapes."""
+    """Raise UserError if a checkpoint's model has other parameter names, shapes or dtypes."""
     model = content["model"]
     for name in dict.fromkeys([*params, *model]):
-        here, there = (
-            str(list(of[name].shape)) if name in of else "none" for of in (params, model)
-        )
+        here, there = (form_of(of[name]) if name in of else "none" for of in (params, model))
         if here != there:
             raise UserError(
                 f"{what}: its model is another network's or version's: {name} is {there} there,"

@@ -20,7 +20,8 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import make_folder, read_object, read_rows, write_text
+from maml.run.files import make_folder, read_object, read_rows, refuse_links, write_text
+from maml.run.forms import STATUS, Form
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -29,13 +30,22 @@ OF_A_START = (
 """Facts about a start that checkpoints and records keep, too: they hold no local paths."""
 
 
+WRITTEN = (
+    "checkpoints", "metrics.jsonl", "nonfinite", "nonfinite.jsonl", "wandb", "tensorboard",
+)  # fmt: skip
+"""What a training writes into: links in their place would lead elsewhere. Other files, it replaces
+as a whole."""
+
+
 def choose(config: Config) -> Path:
     """Return ``--run-dir``, else ``runs/<preset>-<time>``; make the directory if necessary.
 
-    Raise UserError if it cannot be made or written, or if its metrics.jsonl is damaged.
+    Raise UserError if it cannot be made or written, if its metrics.jsonl is damaged, or if a link
+    leads out of it. It may itself be a link: its user has made that.
     """
     given = config.run_dir
     path = _default(config) if given is None else user_path("run_dir", given)
+    refuse_links(path, *WRITTEN)
     for folder in (path, path / "checkpoints"):
         make_folder(folder, "--run-dir")
     # Check the rows before anything changes, because a run drops the rows after its beginning.
@@ -152,10 +162,10 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if it cannot be read."""
+def read_json(path: Path, form: Form) -> dict[str, Any]:
+    """Return the JSON object of a ``form`` in a file, or an empty one if there is none."""
     with contextlib.suppress(UserError):
-        return read_object(path)
+        return read_object(path, form)
     return {}
 
 
@@ -171,12 +181,10 @@ def write_status(run_dir: Path, state: str, iteration: int) -> None:
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
     """Return what `write_status` wrote, or None; the state is "lost" if training was killed."""
-    content = read_json(run_dir / "status.json")
-    if not content.keys() >= {"state", "iteration"}:
-        return None
-    if content["state"] == "training":
+    content = read_json(run_dir / "status.json", STATUS)
+    if content.get("state") == "training":
         # An earlier version did not write the process.
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):
             if Identity(**content["process"]).is_gone():
                 content["state"] = "lost"
-    return content
+    return content or None

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from datasets.whole import regular, written
+from datasets.whole import no_link, regular, written
 from maml.errors import UserError
+from maml.run.forms import Form, misfit
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
 """The fields of a row that may hold text."""
@@ -43,7 +44,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
     A full disk may have cut the last line short. Then the new line still begins a line.
     """
     try:
-        with open(path, "ab+") as file:
+        with open(no_link(path), "ab+") as file:
             file.seek(max(file.tell() - 1, 0))
             is_cut = file.read(1) not in (b"", b"\n")
             file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
@@ -68,7 +69,8 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate([*lines, last], start=1):
         try:
-            row = json.loads(line)
+            # An endless whole number would be too large for a float.
+            row = json.loads(line, parse_int=lambda n: int(n) if len(n) < 20 else float(n))
         except (ValueError, RecursionError):
             if number > len(lines) or (mended and line.startswith(b"{")):
                 continue
@@ -91,8 +93,11 @@ def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
         write_text(path, text)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; a UserError names a missing or damaged file."""
+def read_object(path: Path, form: Form) -> dict[str, Any]:
+    """Return the JSON object of a ``form`` in a file; a UserError names a missing or damaged file.
+
+    `maml.run.forms` has the forms.
+    """
     try:
         found = json.loads(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -101,6 +106,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: damaged: {error}") from error
     if not isinstance(found, dict):
         raise UserError(f"{path}: damaged: no JSON object")
+    if wrong := misfit(found, form):
+        raise UserError(f"{path}: damaged: its {wrong}")
     return found
 
 
@@ -112,6 +119,15 @@ def make_folder(folder: Path, flag: str) -> None:
         raise UserError(f"{flag} {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UserError(f"{flag} {folder}: not writable")
+
+
+def refuse_links(run_dir: Path, *names: str) -> None:
+    """Raise UserError if one of these entries of a run directory is a link: a run writes there."""
+    for path in map(run_dir.joinpath, names):
+        try:
+            no_link(path)
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}: remove it") from error
 
 
 def write_tasks(

@@ -11,6 +11,7 @@ from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
 from maml.run.files import TESTED, Scores, read_object, read_rows, read_tasks
+from maml.run.forms import RECORD, RESULT
 from maml.run.log import Row, step_and_values
 
 
@@ -29,12 +30,12 @@ class Run:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The content of result.json; empty if it cannot be read."""
-        return directory.read_json(self.path / "result.json")
+        return directory.read_json(self.path / "result.json", RESULT)
 
     @cached_property
     def made(self) -> dict[str, Any]:
         """The content of a record's record.json: how it was made."""
-        return read_object(self.path / "record.json")
+        return read_object(self.path / "record.json", RECORD)
 
     @cached_property
     def scores(self) -> Scores:

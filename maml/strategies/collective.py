@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from maml.processes.clock import within
+from maml.processes.namespaces import in_own_network
 from maml.processes.setup import shares_gpu
 from maml.processes.store import START_TIMEOUT, new_room, own_connection
 from maml.processes.world import choose_interface
@@ -41,7 +42,7 @@ class Collective(Strategy):
         device = self.worker.device
         nccl = device.type == "cuda" and not shares_gpu(self.config, device, self.world)
         start_timeout = timedelta(seconds=max(START_TIMEOUT, self.config.timeout))
-        dist.init_process_group(
+        in_own_network(dist.init_process_group)(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
             store=own_connection(self.world, new_room("world"), start_timeout.total_seconds()),
             rank=self.world.rank,
@@ -50,7 +51,7 @@ class Collective(Strategy):
         )
         try:
             # Not yet `FOR_EVER`: a group's time limit also applies to its creation.
-            idle = dist.new_group(timeout=start_timeout, backend="gloo")
+            idle = in_own_network(dist.new_group)(timeout=start_timeout, backend="gloo")
             # `new_group` returns a number if this process is no member of the group.
             assert isinstance(idle, dist.ProcessGroup)
             self.idle = idle

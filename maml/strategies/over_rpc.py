@@ -21,6 +21,7 @@ from maml.config import Config
 from maml.errors import UserError, WorkerLostError
 from maml.processes.clock import within
 from maml.processes.liveness import GOODBYE
+from maml.processes.namespaces import in_own_network
 from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World, choose_interface
 from maml.strategies.base import Strategy
@@ -72,6 +73,7 @@ class OverRpc(Strategy):
             _channels=["basic"],
         )
 
+        @in_own_network
         @todist.auto_init_rpc(self._init_worker, rpc_backend_options=options)
         def enter() -> None:
             """Do nothing; the decorator initialises RPC."""

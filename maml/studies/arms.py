@@ -12,11 +12,11 @@ import numpy as np
 
 from maml.config import Config, registry
 from maml.errors import UserError
+from maml.evaluation.intervals import Floats
 from maml.evaluation.scores import headline
 from maml.run import directory, reading
 from maml.run.files import TESTED
 from maml.run.reading import Run
-from maml.studies.statistics import Floats
 
 TASKS = (
     "data", "omniglot_split", "image_size", "image_mode", "split_fractions", "ways", "shots",

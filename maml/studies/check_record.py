@@ -64,14 +64,14 @@ def _checked(record: Run, options: argparse.Namespace) -> tuple[str, str]:
     registry.import_theirs(config)
     if wrong := recorded.other_means(record):
         return wrong, wrong
-    too_large = record.made.get("model_bytes", 0) > recorded.MOST_BYTES
+    too_large = (record.made.get("model_bytes") or 0) > recorded.MOST_BYTES
     if too_large and not (record.path / RECORDED).is_file():
         return "", "its numbers are those of its tasks; its parameters were too large to be kept"
     params = recorded_content(record.path)["model"]
     tasks = min(options.tasks, len(record.scores))
     reason = retested(replace(record, config=config), params, tasks)
     said = [reason or f"{tasks} tasks score what it says"]
-    own_files = record.made["starts"][-1].get("own_files", {})
+    own_files = record.made["starts"][-1].get("own_files") or {}
     said += [f"{line} since it was recorded" for line in other_files(config, own_files)]
     if "ensemble" in record.result:
         said.append("its ensemble is not tested again: the other models are not kept")

@@ -18,28 +18,34 @@ from typing import Any
 
 import numpy as np
 
+from datasets.components import is_theirs
+from maml.config import registry
 from maml.config.parser import Parser
 from maml.errors import UserError
+from maml.evaluation.intervals import Floats, interval, is_skewed
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
+from maml.run.reading import Run
 from maml.studies import grid
 from maml.studies.arms import Arm, paired, read
-from maml.studies.statistics import Difference, Floats, Shown, difference, shown, verdicts
+from maml.studies.statistics import Difference, Shown, difference, shown, verdicts
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
 networks on other tasks, each pair of seed and task being an observation. *Over seeds*: of other
-seeds, too, each seed being one. Every interval, ± too, is Student's of 95 %. *Detectable*: the
-smallest Δ that would have been shown in four studies of five.{more}
+seeds, too, each seed being one. Every interval is of 95 %: over seeds, and after ±, Student's; else
+one that holds for skewed scores, too (docs/protocols.md). *Detectable*: the smallest Δ that would
+have been shown in four studies of five.{more}
 """
 
-FEW, NEAR = 200, 0.97
-TOO_FEW = """
+SKEWED = """
 
-Fewer than {few} tasks near 100 %: {names}. The ± over tasks then holds the truth in 83 to 93 % of
-studies, not in 95 %, as most tasks score the same. Test on more (`--test-tasks`).
-"""
+Too skewed for ±: {names}. A few tasks decide such a mean, so ± misses the truth more often than in
+5 % of studies. Read the interval beside it, or test on more tasks (`--test-tasks`)."""
+LOSSES = """
+
+A learner of a user's own may state a loss of its own ({names}); then Δ is of two measures."""
 
 
 def main(arguments: list[str]) -> int:
@@ -84,7 +90,7 @@ def plain(value: float, metric: str) -> str:
 
 
 def means_table(arms: Sequence[Arm], metric: str) -> str:
-    """Return a table of means, each ± its interval over tasks and over seeds, and a warning."""
+    """Return a table of means, each with its intervals over tasks and over seeds, and warnings."""
 
     def around(values: Floats) -> str:
         found = shown(values)
@@ -94,17 +100,29 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
         percent = f"{100 * mean:.2f} ± {100 * half:.2f} %"
         return percent if is_percent(metric) else f"{mean:.4g} ± {half:.2g}"
 
-    rows, few = [], []
+    rows, skewed = [], []
     for arm in arms:
         each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
-        means = np.array([of_seed.mean() for of_seed in each])
+        every, means = np.concatenate(each), np.array([of_seed.mean() for of_seed in each])
+        low, high = (plain(end, metric) for end in interval(every, metric))
         over = around(means) if len(each) > 1 else "–"
         tasks = "–".join(map(str, sorted({min(map(len, each)), max(map(len, each))})))
-        rows.append([arm.name, around(np.concatenate(each)), over, str(len(each)), tasks])
-        if is_percent(metric) and sum(map(len, each)) < FEW and means.mean() >= NEAR:
-            few.append(arm.name)
-    table = grid(["", f"{metric}, ± over tasks", "± over seeds", "seeds", "tasks each"], rows)
-    return table + (TOO_FEW.format(few=FEW, names=", ".join(few)).rstrip() if few else "")
+        row = [arm.name, around(every), f"{low} to {high}", over, str(len(each)), tasks]
+        rows.append([*row, test_steps(arm.first)])
+        if is_skewed(every):
+            skewed.append(arm.name)
+    header = ["", f"{metric}, ± over tasks", "95 % interval", "± over seeds", "seeds", "tasks each"]
+    text = grid([*header, "test steps"], rows)
+    text += SKEWED.format(names=", ".join(skewed)) if skewed else ""
+    learners = dict.fromkeys(arm.first.config.learner for arm in arms)
+    differ = metric.endswith("loss") and len(learners) > 1 and any(map(is_theirs, learners))
+    return text + (LOSSES.format(names=", ".join(learners)) if differ else "")
+
+
+def test_steps(run: Run) -> str:
+    """Return the inner steps at a run's test; "–" for a learner of ours that takes none."""
+    facts = registry.known("learner").get(run.config.learner)
+    return "–" if facts and not facts.adapts_at_test else str(run.config.eval_inner_steps)
 
 
 def differences_table(found: dict[str, Difference], base: str, metric: str) -> str:

@@ -18,13 +18,14 @@ import yaml
 
 from maml.config import FLAGS, OF_A_HOST, Config, registry, saved
 from maml.config.parser import Parser, add_trust, at_least
-from maml.config.presets import PRESETS, changed, published_row, spelled
+from maml.config.presets import PRESETS, changed, differing, published_row, spelled
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, load_best
 from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
 from maml.run.files import TESTED
+from maml.run.forms import RESULT, START, misfit
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
 from maml.strategies.local import alone
@@ -83,7 +84,7 @@ def write(
         raise UserError(f"{run_dir}: it was not tested (--test-tasks 0), so there is no result")
     run = Run(run_dir, here)
     # Published values come from this commit's presets, which may be newer than the run's.
-    result = files.read_object(run_dir / "result.json")
+    result = files.read_object(run_dir / "result.json", RESULT)
     result |= published_row(config) | {"changed": changed(config)}
     if wrong := recorded.other_means(run):
         raise UserError(f"{run_dir / 'result.json'}: not what {TESTED} says: {wrong}")
@@ -118,7 +119,7 @@ def write(
 
 def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a run's starts (time, commit, …) from its config.yaml, or raise a UserError."""
-    if wrong := recorded.misfit(content, KEPT | {"starts": list}):
+    if wrong := misfit(content, KEPT | {"starts": [START]}):
         raise UserError(f"{run_dir / 'config.yaml'}: damaged: its {wrong}")
     found = content["starts"]
     for start in found:
@@ -150,8 +151,7 @@ def _again(config: Config, start: dict[str, Any]) -> str:
     if preset is not None:
         # The number of iterations follows from --epochs.
         here = {*OF_A_HOST, *PLACES, *(("iterations",) if config.epochs is not None else ())}
-        values = {name: getattr(config, name) for name in FLAGS if name not in here}
-        other = {name: v for name, v in values.items() if v != getattr(preset, name)}
+        other = differing(config, preset, [name for name in FLAGS if name not in here])
         flags = f"{config.preset} {spelled(other)}".rstrip()
     processes, threads = start.get("processes", 1), start.get("threads", config.threads)
     program = "launch/local" if processes > 1 else "python train_maml.py"

@@ -12,7 +12,6 @@ import hashlib
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from maml.errors import UserError
 from maml.evaluation.scores import means, with_headline
 from maml.run import reading
 from maml.run.files import TESTED, read_object
+from maml.run.forms import NUMBER, RECORD, RESULT
 from maml.run.reading import Run
 from maml.studies import REPOSITORY
 
@@ -44,29 +44,13 @@ def place_of(config: Config) -> Path:
 
 def read(folder: Path) -> Run:
     """Return the record in ``folder``; `other_means` checks its numbers."""
-    for name, kinds in _KINDS.items():
-        if wrong := misfit(read_object(folder / name), kinds):
-            raise UserError(f"{folder / name}: damaged: its {wrong}")
+    for name, form in {"record.json": RECORD, "result.json": RESULT}.items():
+        read_object(folder / name, form)
     record = reading.read(folder)
     if re.fullmatch(r"seed-\d+", folder.name) and folder.name != f"seed-{record.config.seed}":
         raise UserError(f"{folder}: damaged: its run has the seed {record.config.seed}")
     return record
 
-
-def misfit(said: dict[str, Any], kinds: dict[str, Any]) -> str:
-    """Describe the first entry of ``said`` that is missing, empty or of a wrong type, or ""."""
-    for name, kind in kinds.items():
-        if not isinstance(said.get(name), kind) or said[name] == []:
-            return f"{name} is {said.get(name)!r}"
-    return ""
-
-
-_NUMBER = (int, float)
-_KINDS: dict[str, dict[str, Any]] = {
-    "record.json": {"starts": list, "minutes": _NUMBER, "note": str, "hardware": dict},
-    "result.json": {"tasks": int, "transductive": bool, "iterations": int},
-}
-"""The required entries of a record's files, with their types."""
 
 EXACT = 1e-9
 """Tolerance between means of the same numbers, added up in another order."""
@@ -94,7 +78,7 @@ def other_means(run: Run) -> str:
 
 def alike(one: object, other: object, tolerance: float) -> bool:
     """Return whether two values are equal, numbers within ``tolerance``; NaN equals NaN."""
-    if not (isinstance(one, _NUMBER) and isinstance(other, _NUMBER)):
+    if not (isinstance(one, NUMBER) and isinstance(other, NUMBER)):
         return one == other
     neither = math.isnan(one) and math.isnan(other)
     return neither or math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)

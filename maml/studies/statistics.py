@@ -3,9 +3,10 @@
 There are two questions. *These runs*: do the trained networks differ on other tasks of the same
 kind? Each pair of seed and task is one observation: the difference on this task. *Over seeds*:
 would runs with other seeds differ, too? Each seed is one observation: its mean difference.
-Intervals over tasks give no evidence about other seeds (arXiv:2409.02850, arXiv:2511.19794). Both
-questions use Student's interval and p. The scores are paired, so a task's difficulty, which both
-learners share, drops out.
+Intervals over tasks give no evidence about other seeds (arXiv:2409.02850, arXiv:2511.19794). Tasks
+have the interval and p of `maml.evaluation.intervals`, which hold for skewed scores, too. Seeds are
+too few to show a skewness, so they have Student's. The scores are paired, so a task's difficulty,
+which both learners share, drops out.
 """
 
 import math
@@ -13,12 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-Floats = NDArray[np.float64]
+from maml.evaluation.intervals import ALIKE, LEVEL, Floats, interval, p_of_zero
 
-LEVEL, POWER = 0.95, 0.8
+POWER = 0.8
 
 
 class Shown(NamedTuple):
@@ -44,7 +44,12 @@ class Difference(NamedTuple):
 def difference(a: Floats, b: Floats) -> Difference:
     """Compare scores ``a [S, T]`` and ``b [S, T]`` of S seeds on the same T tasks each."""
     d = a - b
-    return Difference(len(d), shown(d.reshape(-1)), shown(d.mean(axis=1)) if len(d) > 1 else None)
+    each, over = d.reshape(-1), shown(d.mean(axis=1)) if len(d) > 1 else None
+    runs = shown(each)
+    if np.ptp(each) >= ALIKE:
+        low, high = interval(each)
+        runs = runs._replace(low=low, high=high, p=p_of_zero(each))
+    return Difference(len(d), runs, over)
 
 
 def shown(values: Floats) -> Shown:
@@ -53,9 +58,9 @@ def shown(values: Floats) -> Shown:
     Equal values tell nothing about the spread: interval and ``detectable`` are nan, and p is that
     of the sign test.
     """
-    if np.ptp(values) < 1e-12:  # only rounding
+    if np.ptp(values) < ALIKE:
         same = float(values[0])
-        if abs(same) < 1e-12:
+        if abs(same) < ALIKE:
             return Shown(same, same, same, 1.0, 0.0)
         return Shown(same, math.nan, math.nan, 0.5 ** (len(values) - 1), math.nan)
     found = stats.ttest_1samp(values, 0.0)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from maml.config.parser import Parser, add_trust, at_least
 from maml.errors import UserError
-from maml.processes.signals import exit_code
+from maml.processes.signals import StopRequest, exit_code
+from maml.processes.streams import log_in
 from maml.studies.sweeping import command, file
 from maml.studies.sweeping.sweep import FAILED, RUNNING, WAITING, Sweep
 from maml.studies.sweeping.worker import Workers, say
@@ -44,24 +45,27 @@ def main(arguments: list[str]) -> int:
     elif not folder.is_dir():
         raise UserError(f"--workers 0: nothing was run in {folder}")
     sweep = Sweep(folder, described)
+    log_in(folder)
     _tell(sweep, options.total)
     if options.retry:
         say(f"{sweep.retry_failed()} failed trials wait again")
-    code = _work(sweep, options.workers, options.total) if options.workers else 0
-    if options.report and code in (0, 1):
+    stop = StopRequest()
+    code = _work(sweep, options.workers, options.total, stop) if options.workers else 0
+    if options.report and code in (0, 1) and not stop:
         # Imported late, because only a report draws.
         from maml.studies.sweeping.report import write
 
         say(f"report {write(sweep)}")
+    if stop.signal is not None:
+        say(f"stopped by {stop.signal}; the same command continues")
+        return exit_code(stop.signal)
     return code
 
 
-def _work(sweep: Sweep, workers: int, total: int | None) -> int:
-    by = Workers(sweep, total).run(workers)
+def _work(sweep: Sweep, workers: int, total: int | None, stop: StopRequest) -> int:
+    stop.install()
+    Workers(sweep, total, stop).run(workers)
     _tell(sweep, total)
-    if by is not None:
-        say(f"stopped by {by}; the same command continues")
-        return exit_code(by)
     states = {trial.state for trial in sweep.trials()}
     if RUNNING in states:
         say("other processes run the rest")

@@ -97,7 +97,7 @@ def measured_on(records: Path, *words: str) -> str:
     if not made:
         return "none of these rows was run."
     # A run may have continued on another machine. Starts of older runs have no machine.
-    machines = [start.get("machine", of["hardware"]) for of in made for start in of["starts"]]
+    machines = [start.get("machine") or of["hardware"] for of in made for start in of["starts"]]
     processors = " or ".join(sorted({of.get("gpu") or of["processor"] for of in machines}))
     dates = sorted({of["hardware"]["date"] for of in made})
     between = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"

@@ -43,7 +43,7 @@ class Ending:
                 self.code = self._stopped(strategy.stopping)
         except BaseException as error:
             if not self.done:
-                if isinstance(error, Exception):
+                if not isinstance(error, KeyboardInterrupt):
                     self._run.rescue()
                 with contextlib.suppress(UserError):
                     self._run.status("failed")

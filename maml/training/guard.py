@@ -119,7 +119,7 @@ class Guard:
     def restore(self, state: dict[str, Any], home: torch.device) -> None:
         """Restore what `state` returned; an earlier version's is empty or lacks an entry."""
         if state:
-            self._beginning, self._loss = state["beginning"], state["loss"]
+            self._beginning, self._loss = state.get("beginning"), state["loss"]
             self._far.extend(state["far"])
             self._in_a_row = state.get("in_a_row", 0)
 

@@ -24,6 +24,7 @@ from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
 from maml.run.files import read_rows, write_text
+from maml.run.forms import CLASSES
 
 BEFORE = ("", "network.", f"network.{AROUND}")
 """Prefixes of a run's parameter names that another program's names do not have."""
@@ -143,13 +144,18 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     params = learner.meta_parameters()
     given, stripped = _named_as_here(given, params)
     head = getattr(learner.network, "head_prefix", None)
-    begun, anew = dict(params), []
+    begun, anew, dtypes = dict(params), [], set()
     for name, own in params.items():
         tensor = given.get(name)
         if tensor is not None and tensor.shape == own.shape:
+            if not tensor.is_floating_point():
+                there, here = map(checkpoint.form_of, (tensor, own))
+                raise UserError(f"{what}: {name} is {there} there, {here} here")
             if not tensor.isfinite().all():
                 raise UserError(f"{what}: {name} is not finite there")
             begun[name] = tensor.to(own.dtype)
+            if tensor.dtype != own.dtype:
+                dtypes.add(str(tensor.dtype).removeprefix("torch."))
         elif tensor is None or (head and name.partition(".")[2].startswith(head)):
             anew.append(name)
         else:
@@ -162,6 +168,7 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     line = f"weights: {len(params) - len(anew)} of {len(params)} tensors from {source}"
     line += f", its {under}" if under else ""
     line += f", without {stripped} before their names" if stripped else ""
+    line += f"; converted from {' and '.join(sorted(dtypes))}" if dtypes else ""
     line += f"; anew: {in_short(anew)}" if anew else ""
     # Buffers do not come from the source, because each process builds its own.
     buffers = sorted(learner.network.state_dict().keys() & dict(learner.network.named_buffers()))
@@ -176,7 +183,8 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]]) -> str:
     """
     path = Path(source)
     folders = [path, *path.absolute().parents[:2]]
-    learned = next(filter(None, (directory.read_json(f / "classes.json") for f in folders)), {})
+    found = (directory.read_json(folder / "classes.json", CLASSES) for folder in folders)
+    learned = next(filter(None, found), {})
     met = set(map(own_name, learned.get("train", ()))).intersection
     shared = " and ".join(
         f"{count} of the {counted(len(names), f'{split} class', f'{split} classes')}"

@@ -10,10 +10,11 @@ from typing import Any
 from datasets.components import is_theirs
 from datasets.locks import HeldError, Lock
 from maml.config import Config
-from maml.config.fields import with_values
+from maml.config.fields import user_path, with_values
 from maml.errors import UserError
 from maml.evaluation.scores import check_answers, check_headline, check_own_data
 from maml.processes.setup import choose_device, init_process
+from maml.processes.streams import log_in
 from maml.processes.world import World
 from maml.run import checkpoint, directory
 from maml.strategies import build_strategy, resolve_strategy
@@ -63,6 +64,8 @@ class Setup:
         self._held = contextlib.ExitStack()
         if self.world.rank == 0:
             self._claim_run_dir()
+        elif config.run_dir is not None:
+            log_in(user_path("run_dir", config.run_dir))
 
     def _claim_run_dir(self) -> None:
         """Lock the run directory and find where the run begins, before waiting for any worker."""
@@ -78,6 +81,7 @@ class Setup:
                 f"--run-dir {run_dir}: {lock.holder()} is training into it; end it first, or "
                 "choose another directory"
             ) from None
+        log_in(run_dir)
         # After the lock's release, remove a directory that was made for nothing.
         self._held.callback(directory.unmake, run_dir)
         self._held.callback(lock.release)

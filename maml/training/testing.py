@@ -1,6 +1,7 @@
 """Evaluate a run: validations during training, the test at the end, and pictures of both."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from maml.evaluation.best import BestModel
 from maml.evaluation.scores import (
     after_steps,
     evaluate,
+    headline,
     means,
     no_answers,
     of_tasks,
@@ -116,7 +118,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     config, (iteration, params) = run.config, tested
     n_tasks = run.iteration * config.meta_batch_size
     result: dict[str, Any] = {
-        "accuracy": None, "ci95": None, "tasks": config.test_tasks,
+        "accuracy": None, "ci95": None, "interval95": None, "tasks": config.test_tasks,
         "transductive": config.transductive, "non_transductive_accuracy": None,
         "preset": config.preset, **published_row(config),
         "changed": changed(config),
@@ -143,6 +145,12 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     run.write(scores)
     run.say(summary(scores, config, config.transductive))
     run.say(no_answers(scores))
+    # Imported here, because only a test needs scipy.
+    from maml.evaluation.intervals import interval
+
+    judged = ("" if config.transductive else "non_transductive_") + headline(names)
+    ends = interval(values[:, names.index(judged)].double().numpy(), judged)
+    result["interval95"] = ends if all(map(math.isfinite, ends)) else None
     return result | with_headline(scores, transductive=config.transductive)
 
 

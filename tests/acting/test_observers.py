@@ -53,27 +53,34 @@ class Phased(Reinforce):
 
 
 def test_equal_actions_and_gradients(tmp_path: Path) -> None:
-    """Two observers and an agent train an own learner's parameters as one process does.
+    """An agent and its observers train an own learner's parameters as one process does.
 
-    Five tasks do not divide evenly among two. An iteration's actions depend on the parameters
-    before it, so a wrong gradient would change all later iterations.
+    One observer or three, with one forward pass for all requests or one for each: five tasks do not
+    divide evenly among three. An iteration's actions depend on the parameters before it, so a
+    wrong gradient would change all later iterations.
     """
     own = with_values(CONFIG, learner="tests.acting.test_observers:Phased", iterations=4)
     alone = train(own, tmp_path / "alone")["model"]
     flags = as_flags(with_values(own, strategy="observers"))
     ways = {
         "batched": flags,
+        "unbatched": [*flags, "--batched-inference", "false"],
         # Under a launcher each task may also act where it is computed.
         "rpc": [*flags, "--strategy", "rpc"],
     }
-    script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(ways)]
-    run(torchrun(3, script), timeout=120)
-    found = {way: last(tmp_path / way)["model"] for way in ways}
-    torch.testing.assert_close(found, dict.fromkeys(ways, alone), rtol=0, atol=1e-10)
-    row = metrics(tmp_path / "batched")[-1]
-    assert row["requests"] == 2 * 2 * 40 and 80 <= row["forwards"] < 160 - row["flushed"]
+    for observers in (1, 3):
+        names = {f"{way}-{observers}": ways[way] for way in ways if observers == 3 or way != "rpc"}
+        script = ["-m", "tests.strategies.topologies", str(tmp_path), json.dumps(names)]
+        run(torchrun(1 + observers, script), timeout=120)
+        found = {name: last(tmp_path / name)["model"] for name in names}
+        torch.testing.assert_close(found, dict.fromkeys(names, alone), rtol=0, atol=1e-10)
+    row = metrics(tmp_path / "batched-3")[-1]
+    assert row["requests"] == 2 * 3 * 40 and 80 <= row["forwards"] < 240 - row["flushed"]
     assert row["forwards"] == 80 or row["flushed"]
     assert row["return"] > 5
+    row = metrics(tmp_path / "unbatched-3")[-1]
+    assert row["requests"] == row["forwards"] == 2 * 3 * 40 and not row["flushed"]
+    assert row["requests_per_second"] > 0 and 0 < row["action_ms"]["p50"] <= row["action_ms"]["p95"]
 
 
 def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
@@ -102,7 +109,7 @@ def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
     def end(_: object) -> None:
         for rank in (1, 2, 3):
             ended = torch.futures.Future[Any]()
-            ended.set_result(tuple(rows.values()))
+            ended.set_result((tuple(rows.values()), torch.ones(40)))
             agent.events.put((rank, ended))
 
     with ThreadPoolExecutor(1) as threads:

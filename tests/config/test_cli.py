@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,7 +17,7 @@ from maml.__main__ import main as program
 from maml.config import FLAGS, Config, flag, registry
 from maml.config.cli import parse
 from maml.config.fields import FACTS
-from maml.config.presets import PRESETS
+from maml.config.presets import PRESETS, changed, spelled, with_values
 from maml.errors import UserError
 from maml.processes.program import run_program
 from tests.launching import run, torchrun
@@ -38,7 +39,9 @@ ACTING = "--data cartpole --network mlp --learner"
 EXTRA = {
     "keep_moment": "--learner reptile --meta-optimizer sgd",
     **dict.fromkeys(("discount", "horizon"), f"{ACTING} reinforce"),
-    "batch_wait": f"--strategy observers {ACTING} reinforce",
+    **dict.fromkeys(
+        ("batched_inference", "batch_wait"), f"--strategy observers {ACTING} reinforce"
+    ),
 }
 
 
@@ -91,6 +94,11 @@ def test_flag_parses_and_help_explains_it(name: str, help_text: str) -> None:
     assert (getattr(after, name), type(getattr(after, name))) == (value, type(value))
     assert getattr(before, name) != value
     touched = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    if name == "inner_steps":  # tests follow the training
+        touched.add("eval_inner_steps")
+        assert after.eval_inner_steps == value
+        for config in (after, with_values(after, eval_inner_steps=before.eval_inner_steps)):
+            assert parse([GLYPHS, *shlex.split(spelled(changed(config)))]) == config
     for other in vars(after):
         if other != name and other not in touched:
             assert getattr(after, other) == getattr(before, other)
@@ -172,8 +180,8 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():  # fmt: skip
         monkeypatch.setenv("MAML_DATA", data)
         assert Config().data_root == str(default_data_root()) == default
-    for spelled, found in {"data": f"{tmp_path}/data", "~/data": "/some/home/data"}.items():
-        assert parse([GLYPHS, "--data-root", spelled]).data_root == found
+    for given, found in {"data": f"{tmp_path}/data", "~/data": "/some/home/data"}.items():
+        assert parse([GLYPHS, "--data-root", given]).data_root == found
 
 
 # ---- bad input that is found before anything is opened ----------------------------------------
@@ -283,14 +291,6 @@ def test_run_dir_that_cannot_be(tmp_path: Path, mistake: Any) -> None:
     for path in (f"{file}/run", str(locked) if os.geteuid() else "/proc/self/run", "~no-such/x"):
         assert mistake(SINUSOID, "--run-dir", path).startswith(f"--run-dir {path}: ")
     assert mistake("--config", "~no-such/x").startswith("--config ~no-such/x: ")
-
-
-def test_a_name_that_is_not_utf_8_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    printed = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(printed, "utf-8", write_through=True))
-    with pytest.raises(SystemExit, match="0"):
-        run_program(lambda _: print("caf\udce9"), [])
-    assert printed.getvalue() == b"caf\\udce9\n"
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:

@@ -190,6 +190,8 @@ def test_damaged_images_are_named(tmp_path):
     assert "; and 7 more: repair" in refused(open_them, root, split_fractions="1,0,0")
     (root / "a" / "a\nb.png").write_bytes(b"")
     assert "/a\\nb.png'" in refused(open_them, root, split_fractions="1,0,0")
+    (root / "cat").symlink_to(root / "nowhere")  # else a test would be on other classes
+    assert f"{root}/cat: cannot be read (No such file" in refused(open_them, root)
     # No partly built file is left behind.
     assert not cached_files()
 

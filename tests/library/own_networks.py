@@ -60,6 +60,33 @@ class Judge(nn.CrossEntropyLoss):
         return super().forward(self.body(outputs), y) * self.share
 
 
+class Tempered(nn.CrossEntropyLoss):
+    """A loss with parameters that learn, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heat, self.body = nn.Parameter(torch.tensor(1.5)), nn.Linear(3, 3)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return super().forward(self.body(outputs) * self.heat, y) * self.frozen.mean()
+
+
+class Waves(nn.Module):
+    """Complex and real parameters, under functions that are not holomorphic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = nn.Parameter(torch.randn(16, 4, dtype=torch.complex128))
+        self.mixed = nn.Parameter(torch.randn(4, 3, dtype=torch.complex128))
+        self.bias = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = x.flatten(1).to(self.turns.dtype) @ self.turns
+        waves = (waves * (1 + waves.abs()).log() + 0.1 * waves.conj() ** 2) @ self.mixed
+        return waves.abs() + 0.3 * waves.imag + self.bias
+
+
 def of_both(outputs: Any, y: Tensor) -> Tensor:
     return F.cross_entropy(outputs["classes"], y) + outputs["more"][0].square().mean()
 
@@ -86,6 +113,7 @@ def stacked(tasks: Tasks) -> Any:
 def by_loop(
     network: nn.Module, tasks: Tasks, steps: int, lr: float, loss_of: Any = F.cross_entropy
 ) -> tuple[Tensor, list[Tensor]]:
+    """Return the outer loss, and its gradient by all that learns in the network and the loss."""
     params = dict(network.named_parameters())
     total = torch.zeros((), dtype=torch.float64)
     for support_x, support_y, query_x, query_y in tasks:
@@ -100,7 +128,11 @@ def by_loop(
             at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
         outputs = torch.func.functional_call(network, at, query_x)
         total = total + loss_of(outputs, query_y) / len(tasks)
-    return total.detach(), list(torch.autograd.grad(total, list(params.values())))
+    return total.detach(), list(torch.autograd.grad(total, [*params.values(), *learning(loss_of)]))
+
+
+def learning(loss: Any) -> list[Tensor]:
+    return [p for p in loss.parameters() if p.requires_grad] if isinstance(loss, nn.Module) else []
 
 
 def found_with(network: nn.Module, steps: int) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """The forms of tasks that the library takes, and what it makes of their targets."""
 
+import copy
 from collections import UserDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -85,8 +86,86 @@ def test_examples_may_have_several_inputs() -> None:
             torch.manual_seed(0)
             torch.testing.assert_close(loss, learner(several))
     for learner in learners:
-        answers = [learner.adapt(*task[:2])(task[2]) for task in (several[0], named[0])]
-        assert torch.equal(*answers)
+        (x, y, (asked, gate), _), (other, _, by_name, _) = several[0], named[0]
+        fast, of_name = learner.adapt(x, y), learner.adapt(other, y)
+        expected = fast((asked, gate))
+        for answers in (
+            *(fast(asked, gate), fast(asked, gate=gate), fast(gate=gate, x=asked.numpy())),
+            *(fast(asked, gate, "support"), fast(asked, gate, batch_statistics="support")),
+            *(of_name(by_name), copy.deepcopy(fast)(asked, gate)),
+        ):
+            assert torch.equal(answers, expected)
+        with pytest.raises(TypeError, match="gate"):
+            fast(asked)
+
+
+def test_targets_may_be_several() -> None:
+    def loss(outputs: Tensor, y: Any) -> Tensor:
+        return F.cross_entropy(outputs, y["class"]) + (outputs[:, 0] - y["size"]).square().mean()
+
+    def of_two(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"size": x[:, 0, 0], "class": y}
+
+    tasks: Any = [(a, of_two(a, b), c, of_two(c, d)) for a, b, c, d in made((6, 6, 3))]
+    short = [(a, b | {"class": b["class"].int()}, c, d) for a, b, c, d in tasks]
+    network = dense()
+    expected, gradients = by_loop(network, tasks, 2, 0.1, loss)
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2, loss=loss)
+    for form in (tasks, short):
+        network.zero_grad()
+        learner(form).backward()
+        for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-12)
+        tested = learner.evaluate(form, steps=2)
+        torch.testing.assert_close(tested["loss"].mean(), expected)
+        assert {*tested} == {*learner.metrics, "loss"} == {"loss"}
+    x, y, query, asked = tasks[0]
+    own = loss(learner.adapt(x, y, steps=2)(query), asked)
+    torch.testing.assert_close(own.detach(), tested["loss"][0])
+    assert maml.Reptile(network, inner_batch=2, loss=loss)(tasks).isfinite()
+
+
+def test_tasks_move_as_tensors_do() -> None:
+    several, y = (
+        (torch.ones(2, 3), {"mask": torch.ones(2, 3) > 0}),
+        torch.zeros(2, dtype=torch.int64),
+    )
+    task = Task(several, y, several, y).to(torch.float64)  # type: ignore[arg-type]
+    assert isinstance(task, Task) and task.support_x[0].dtype == torch.float64
+    assert task.support_x[1]["mask"].dtype == torch.bool and task.query_y.dtype == torch.int64
+    for moved in (
+        task.to("meta"),
+        task.to(device="meta", dtype=torch.float64),
+        task.to(y.to("meta")),
+    ):
+        assert {part.device.type for part in pytree.tree_leaves(moved)} == {"meta"}
+    glyphs = maml.episodes("glyphs", "test", ways=2, queries=1)
+    assert torch.equal(
+        glyphs.task(0).to("cpu", torch.float64).query_x, glyphs.task(0).query_x.double()
+    )
+
+
+def test_one_query_is_answered_by_the_support_set_alone() -> None:
+    """Where a batch norm would normalise a query by itself; other tasks have both results."""
+    network = dense(nn.BatchNorm1d(8))
+    many = made((6, 6))
+    alone: Any = [(*task[:2], task[2][:1], task[3][:1]) for task in many]
+    for kind in (maml.MAML, maml.MAMLpp, maml.Reptile):
+        learner = kind(network)
+        both = learner.evaluate(many)
+        assert {*both} == {p + n for p in ("", "non_transductive_") for n in ("loss", "accuracy")}
+        expected = [
+            F.cross_entropy(learner.adapt(x, y)(query, batch_statistics="support"), asked)
+            for x, y, query, asked in alone
+        ]
+        for tasks in (alone, stacked(alone), [*alone, many[0]]):
+            with pytest.warns(UserWarning, match="^task 0: one query has no statistics") as seen:
+                found = learner.evaluate(tasks)
+            assert [warning.filename for warning in seen] == [__file__]
+            assert {*found} == {"non_transductive_loss", "non_transductive_accuracy"}
+            torch.testing.assert_close(found["non_transductive_loss"][:2], torch.stack(expected))
+    joint = maml.ProtoNet(network).evaluate([(*t[:2], t[2][:1], t[1][:1]) for t in many])
+    assert {"loss", "non_transductive_loss"} <= {*joint}  # normalised with the support set
 
 
 @pytest.mark.parametrize("kind", [maml.MAML, maml.ProtoNet])

@@ -237,7 +237,11 @@ def test_which_checkpoint_is_meant(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(maml.UserError, match="not a readable checkpoint"):
         maml.load(damaged)
     content = torch.load(file, weights_only=True)
-    for change, said in ((torch.Tensor.to_sparse, "not dense"), (torch.Tensor.int, "its model")):
+    changes = {torch.Tensor.to_sparse: "not dense", torch.Tensor.int: "its model"}
+    for change, said in {
+        **changes,
+        torch.Tensor.half: r"float16 .* there, float32 .* here",
+    }.items():
         changed = {name: change(tensor) for name, tensor in content["model"].items()}
         torch.save(content | {"model": changed}, damaged / "checkpoints" / "last.pt")
         with pytest.raises(maml.UserError, match=said):

@@ -1,5 +1,6 @@
 """Mistakes of a library's user are one line, which names the argument."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import register_parametrization
+from torch.utils.checkpoint import checkpoint
 
 import maml
 from datasets.tasks import Task
-from tests.library.own_networks import TwoOutputs, dense, made, of_both, stacked
+from tests.library.own_networks import Tempered, TwoOutputs, dense, made, of_both, stacked
 
 
 class Remembering(nn.Linear):
@@ -27,20 +29,28 @@ class Remembering(nn.Linear):
         return answers + self.kept
 
 
-class Tempered(nn.CrossEntropyLoss):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heat = nn.Parameter(torch.ones(()))
-
-    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return super().forward(outputs * self.heat, y)
-
-
 class ByName(nn.Linear):
     head_prefix = "b"
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x[:, 0])
+
+
+class Again(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+def of_pixels() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 4), nn.Flatten())
+
+
+def pixels() -> Any:
+    images = [torch.arange(96, dtype=torch.uint8).view(6, 1, 4, 4), torch.arange(6) % 3]
+    return [(*images, *images)] * 2
 
 
 def hooked(norm: nn.Module) -> nn.Module:
@@ -116,10 +126,32 @@ def hooked(norm: nn.Module) -> nn.Module:
         (lambda: maml.MAML(dense())(made()).backward(create_graph=True), "create_graph: the loss"),
         (lambda: maml.MAML(ByName(4, 3).double()).adapt(*made()[0][:2], 0).features(made()[0][0]),
          "ByName: its output layer b is no layer"),
-        (lambda: maml.MAML(dense(), loss=Tempered())(made()), "the loss reads .* by adapt"),
+        (lambda: maml.ProtoNet(dense(), loss=Tempered().double())(made()), "the loss reads .* by"),
+        (lambda: maml.MAML(dense(), loss=Tempered()), "^loss: its .* torch.float32, .*float64$"),
+        (lambda: maml.MAML(dense(), 0.1), "^0.1: give all but the module by name, as inner_lr=0.1"),
+        (lambda: maml.MAML(dense(), lr=0.1), "^MAML takes no lr: give inner_lr; besides"),
+        (lambda: maml.MAML(dense(), inner_lr=[0.1, 0.2]), "^inner_lr is a list: give a number"),
+        (lambda: maml.MAML(nn.Tanh()), "^module: Tanh has no parameter that could learn"),
+        (lambda: maml.MAML(torch.inference_mode()(dense)()), "^module: 1.weight .*inference_mode"),
+        (lambda: maml.MAML(of_pixels())(pixels()), "^task 0: support_x is torch.uint8, .* 255"),
+        (lambda: maml.MAML(of_pixels()).evaluate(pixels()), "^task 0: support_x is torch.uint8"),
+        (lambda: maml.MAML(of_pixels()).adapt(*pixels()[0][:2]), "^support_x is torch.uint8, "),
+        (lambda: maml.MAML(dense()).adapt(*made()[0][:2])(made()[0][2].to("meta")),
+         r"^query_x is on meta, and .* on cpu: move it, as tasks.to\('cpu'\)"),
+        (lambda: maml.MAML(dense())([(*t[:2], t[2].to("meta"), t[3]) for t in made()]),
+         "^task 0: query_x is on meta, and"),
+        (lambda: maml.MAML(dense(Again()))(made()), "^torch.utils.checkpoint .*=False$"),
+        (lambda: maml.MAML(dense(nn.BatchNorm1d(8)))(made((1,))), "^Expected more than 1 value"),
+        (lambda: maml.MAML(dense(nn.BatchNorm1d(8))).adapt(*made((1,))[0][:2]), "^Expected more "),
+        (lambda: maml.MAML(dense(nn.BatchNorm1d(8))).adapt(*made()[0][:2])(made()[0][2][:1]),
+         r"^Expected more than 1 value .* \[1, 8\]: .*batch_statistics=\"support\""),
         (lambda: maml.MAML(TwoOutputs().double())(made()), "the module returns a dict; give loss="),
         (lambda: maml.MAML(dense())([(t[0], (t[1], t[1]), *t[2:]) for t in made()]),
-         r"^task 0 is \(Tensor, tuple, Tensor, Tensor\); give"),
+         "^task 0: its targets are a tuple, .* give loss="),
+        (lambda: maml.ProtoNet(dense())([(t[0], (t[1], t[1]), *t[2:]) for t in made()]),
+         "^task 0: support_y is a tuple; give the number of each example's class"),
+        (lambda: maml.MAML(dense())([(t[0], (t[1], t[1][:2]), *t[2:]) for t in made()]),
+         r"^task 0: support_y\[1\] has 2 examples, and support_y 6 targets"),
         (lambda: maml.MAML(dense())(Task(*stacked(made()))._replace(query_x={})),
          r"^tasks is \(Tensor, Tensor, dict, Tensor\); give"),
         (lambda: maml.MAML(dense())([({"a": t[0], "b": None}, *t[1:]) for t in made()]),
@@ -140,3 +172,20 @@ def test_a_mistake_is_one_line(mistake: Callable[[], Any], says: str) -> None:
         mistake()
     assert "\n" not in str(found.value)
     assert "--" not in str(found.value)
+
+
+def test_a_learner_has_no_clone() -> None:
+    learner = maml.MAML(dense())
+    assert not hasattr(learner, "clone")
+    with pytest.raises(AttributeError, match=r"no clone: fast = learner.adapt"):
+        learner.clone()
+
+
+def test_losses_that_are_no_numbers_are_told_once() -> None:
+    learner, tasks = maml.MAML(dense()), made((6, 6, 6, 3))
+    for i in (1, 3):
+        tasks[i][0][0] = torch.nan
+    with pytest.warns(UserWarning, match=r"^the outer loss is not finite in tasks 1, 3: "):
+        learner(tasks)
+    with warnings.catch_warnings(action="error"):
+        assert learner(tasks).isnan()

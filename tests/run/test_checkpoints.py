@@ -226,13 +226,14 @@ def test_what_is_not_damaged_is_not_passed_over(tmp_path: Path, capsys: Any) -> 
 
 
 def test_another_networks_model(tmp_path: Path) -> None:
-    """The model lacks a tensor, or has a tensor that copying would broadcast."""
+    """The model lacks a tensor, or has one that copying would broadcast or convert."""
     train(CONFIG, tmp_path)
     whole = checkpoint.load(last_checkpoint(tmp_path))
     name = next(name for name, tensor in whole["model"].items() if tensor.shape == (40,))
     for there, says in (
-        (None, r"none there, \[40\] here"),
-        (torch.zeros(1), r"\[1\] there, \[40\]"),
+        (None, r"none there, float32 \[40\] here"),
+        (torch.zeros(1), r"float32 \[1\] there, float32 \[40\]"),
+        (torch.zeros(40).half(), r"float16 \[40\] there, float32 \[40\]"),
     ):
         model = whole["model"] | {name: there}
         if there is None:
@@ -288,6 +289,7 @@ def test_the_status_is_never_behind_a_checkpoint(tmp_path: Path) -> None:
 
 def test_no_status(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
-    for text in ("", "{", "3", "{}", '{"state": "training"}', 9999 * "["):
+    strange = '{"state": ["a"], "iteration": {}}', '{"state": "training", "iteration": "9"}'
+    for text in ("", "{", "3", "{}", '{"state": "training"}', 9999 * "[", *strange):
         (tmp_path / "status.json").write_text(text)
         assert read_status(tmp_path) is None

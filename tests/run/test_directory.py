@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from maml import evaluate
 from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
+from maml.plots import __main__ as plots
 from maml.run import provenance
 from maml.run.directory import choose, read_json, write_config, write_json
-from maml.run.files import read_tasks
-from tests.runs import glyphs, metrics, result, sinusoid, train
+from maml.run.files import append_row, read_tasks
+from tests.runs import glyphs, metrics, refused, result, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.
 CONFIG = glyphs(iterations=5, log_every=2, eval_every=2, eval_tasks=4, test_tasks=6)
@@ -55,8 +57,8 @@ def test_training_rows(finished: Path) -> None:
 def test_result(finished: Path, tmp_path: Path) -> None:
     found = result(finished)
     contract = {
-        "accuracy", "ci95", "tasks", "transductive", "non_transductive_accuracy", "preset",
-        "published", "seconds", "tasks_per_second",
+        "accuracy", "ci95", "interval95", "tasks", "transductive", "non_transductive_accuracy",
+        "preset", "published", "seconds", "tasks_per_second",
     }  # fmt: skip
     assert contract <= found.keys()
     assert (found["tasks"], found["transductive"], found["preset"]) == (6, True, CONFIG.preset)
@@ -68,7 +70,10 @@ def test_result(finished: Path, tmp_path: Path) -> None:
     assert found["iterations"] == 5
     tasks = 5 * CONFIG.meta_batch_size
     assert found["tasks_per_second"] == pytest.approx(tasks / found["seconds"], rel=1e-9)
+    low, high = found["interval95"]
+    assert 0 <= low < found["accuracy"] - found["ci95"] + 1e-9 and found["accuracy"] < high <= 1
     train(sinusoid(test_tasks=1), tmp_path)
+    assert result(tmp_path)["interval95"] is None
     assert result(tmp_path)["accuracy"] is None and result(tmp_path)["loss"] > 0
 
 
@@ -111,7 +116,42 @@ def test_a_date_in_config_yaml_is_text(tmp_path: Path) -> None:
 
 def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", {"init": "caf\udce9"})
-    assert read_json(tmp_path / "result.json") == {"init": "caf\udce9"}
+    assert read_json(tmp_path / "result.json", {}) == {"init": "caf\udce9"}
+
+
+def test_a_run_writes_nowhere_else(tmp_path: Path) -> None:
+    """A stranger's directory may have links in it. Its user may keep the whole one elsewhere."""
+    elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "link"
+    (elsewhere / "run").mkdir(parents=True)
+    run_dir.symlink_to(elsewhere / "run")
+    train(sinusoid(), run_dir)
+    before = sorted(elsewhere.iterdir())
+    for name in ("checkpoints", "metrics.jsonl", "nonfinite", "wandb", "tensorboard"):
+        path, aside = run_dir / name, run_dir / "aside"
+        if path.exists():
+            path.rename(aside)
+        path.symlink_to(elsewhere / name)
+        said = refused(train, sinusoid(iterations=3), run_dir)
+        assert said == f"{path}: is a symbolic link, so nothing is written there: remove it"
+        path.unlink()
+        if aside.exists():
+            aside.rename(path)
+    (run_dir / "evaluations.jsonl").symlink_to(elsewhere / "rows")
+    (run_dir / "plots").symlink_to(elsewhere / "plots")
+    for program, name in ((evaluate, "evaluations.jsonl"), (plots, "plots")):
+        assert f"{run_dir / name}: is a symbolic link" in refused(program.main, [str(run_dir)])
+    said = refused(append_row, run_dir / "evaluations.jsonl", {"iteration": 1})
+    assert "evaluations.jsonl: cannot write: is a symbolic link" in said
+    # What is replaced as a whole, and temporary files, do not go there either.
+    for name in ("status.json", "config.yaml", "checkpoints/last.pt"):
+        content = (run_dir / name).read_bytes()
+        (elsewhere / "theirs").write_bytes(content)
+        (run_dir / name).unlink()
+        (run_dir / name).symlink_to(elsewhere / "theirs")
+        train(sinusoid(iterations=3), run_dir)
+        assert (elsewhere / "theirs").read_bytes() == content
+        (elsewhere / "theirs").unlink()
+    assert sorted(elsewhere.iterdir()) == before
 
 
 def test_default_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,7 +243,9 @@ def test_failed_save_keeps_the_earlier_one(where: str, tmp_path: Path, monkeypat
     path.parent.mkdir()
     # The next save removes the file that a kill has left.
     (path.parent / "last.pt.host.12345.tmp").write_bytes(b"half a checkpoint")
+    (path.parent / "last.pt.a-folder.tmp").mkdir()
     checkpoint.save(path, whole(1))
+    (path.parent / "last.pt.a-folder.tmp").rmdir()
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     target = {"rename": "os.replace", "flush": "os.fsync", "write": "torch.save"}[where]
     monkeypatch.setattr(f"maml.run.checkpoint.{target}", full)

@@ -189,6 +189,9 @@ def test_patience_and_failure(directory: Path, play: Any, capsys: Any) -> None:
     assert "nothing has changed for 100 s (--patience)" in capsys.readouterr().err
     assert command(directory / "nowhere", "--patience", "3") == 1
     assert "no training has begun" in capsys.readouterr().err
+    (directory / "status.json").write_text('{"state": ["training"], "iteration": {}}')
+    assert command(directory, "--patience", "3") == 1
+    assert "or status.json is damaged\n" in capsys.readouterr().err
     said(directory, "failed", 8)()
     assert command(directory, "--split", "validation") == 1
     assert iterations(directory) == [2, 4, 6, 7] * 2

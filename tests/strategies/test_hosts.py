@@ -97,8 +97,12 @@ def test_a_host_that_vanishes_with_torchruns_store(tmp_path: Path) -> None:
 
 
 def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:
-    """Through launch/local, by each transport, where the host's name has an outer address."""
-    launcher = [sys.executable, "-m", "launch.workers", *SINUSOID, "--workers", "2"]
+    """Through launch/local without a network of its own, which it says, by each transport, where
+    the host's name has an outer address.
+    """
+    deny = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"'
+    launcher = ["unshare", "--map-root-user", "sh", "-c", deny, "sh", sys.executable, "-m"]
+    launcher += ["launch.workers", *SINUSOID, "--workers", "2"]
     with Network(1, own_names="address") as network:
         strategies = ("rpc exclusive", "allreduce")
         runs = {name: tmp_path / name.replace(" ", "-") for name in strategies}
@@ -109,6 +113,7 @@ def test_one_host_listens_to_nobody_outside(tmp_path: Path) -> None:
         try:
             for name, run_dir in runs.items():
                 wait_for_iteration(launched[name], run_dir, 10, limit=LIMIT_S)
+                assert "the system allows no network namespace" in launched[name].stderr
             assert network.listeners(0) == {"127.0.0.1"}
         finally:
             for one in launched.values():

@@ -1,7 +1,8 @@
 """Leave a training's files in a tenth of a second, for tests of programs that run trainings.
 
 ``--rounds`` validations, ``--pause`` seconds apart, of the accuracy ``--good``. It saves after
-each, stops at SIGTERM, and continues where it ended.
+each, stops at SIGTERM, and continues where it ended. Its test takes ``--test`` seconds and heeds
+no signal.
 """
 
 import json
@@ -44,6 +45,7 @@ for iteration in range(done + 1, rounds + 1):
     if stops:
         status("stopped", iteration)
         sys.exit(143)
+time.sleep(float(flags.get("test", "0")))
 row |= {"split": "test", "accuracy": float(flags.get("good", 0.5)) - 0.0625}
 with open(rows, "a") as file:
     file.write(json.dumps(row) + "\n")

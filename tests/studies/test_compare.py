@@ -103,14 +103,38 @@ def test_a_run_that_went_on_after_its_test_has_none(there: Path) -> None:
         arms.read(str(run_dir), None)
 
 
-def test_few_tasks_near_100_percent_are_warned_of(tmp_path: Path, capsys: Any) -> None:
-    """Near 100 %, most tasks score the same, so intervals over tasks are too narrow."""
-    sides = [
-        str(made(tmp_path / name, edge, tasks))
-        for name, edge, tasks in (("few", 0.5, 199), ("many", 0.5, 200), ("low", 0.2, 199))
-    ]
+def test_skewed_tasks_are_warned_of(tmp_path: Path, capsys: Any) -> None:
+    """However many they are: near 100 %, a few tasks decide the mean."""
+    sides = [str(made(tmp_path / name)) for name in ("skewed", "even")]
+    for side, missed in zip(sides, (8, 60), strict=True):
+        rows = [[0.1, 0.8 if task < missed else 1.0, 0.1, 0.9] for task in range(600)]
+        write_tasks(Path(side), "test", 0, NAMES, rows)
     assert compare.main(sides) == 0
-    assert f"Fewer than 200 tasks near 100 %: {sides[0]}. The ±" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"Too skewed for ±: {sides[0]}. A few" in said
+    assert "| 99.73 ± 0.18 %         | 99.43 % to 99.92 % |" in said
+    # Bounds of the metric are bounds of the interval.
+    write_tasks(Path(sides[0]), "test", 0, NAMES, [[0.1, 0.8, 0.1, 1], *[[0.1, 1, 0.1, 1]] * 9])
+    assert compare.main(sides) == 0
+    assert " % to 100.00 % |" in capsys.readouterr().out
+
+
+def test_what_makes_two_scores_differ_is_said(tmp_path: Path, capsys: Any) -> None:
+    """The steps of the tests, and losses that learners state themselves."""
+    values: list[dict[str, Any]] = [{}, {"eval_inner_steps": 5}, {"learner": "protonet"}]
+    sides = [str(made(tmp_path / str(i), **each)) for i, each in enumerate(values)]
+    own = str(made(tmp_path / "own"))
+    config = Path(own, "config.yaml")
+    config.write_text(config.read_text().replace("learner: maml\n", "learner: mine:Learner\n"))
+    assert compare.main([*sides, "--metric", "loss"]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split("|") for line in said.splitlines()[2:5]]
+    assert [row[-2].strip() for row in rows] == ["1", "5", "–"] and "loss of its own" not in said
+    assert compare.main([sides[0], own]) == 0
+    said = capsys.readouterr().out
+    assert "loss of its own" not in said
+    assert compare.main([sides[0], own, "--metric", "loss"]) == 0
+    assert "may state a loss of its own (maml, mine:Learner);" in capsys.readouterr().out
 
 
 def test_the_headline_is_each_run_s_own_unless_a_metric_is_named(tmp_path: Path) -> None:

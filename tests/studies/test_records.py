@@ -237,11 +237,22 @@ def test_another_experiment_of_a_preset_has_a_place_and_a_row_of_its_own(kept: P
 def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Edits of the number that the table shows, and of every file behind it, are found."""
     whole = {path.name: path.read_bytes() for path in kept.iterdir()}
-    result = json.loads(whole["result.json"])
+    result, made = json.loads(whole["result.json"]), json.loads(whole["record.json"])
     edits: list[tuple[str, Any, str]] = [
         ("result.json", result | {"accuracy": 0.99}, "its accuracy is 0.99, and"),
         ("result.json", result | {"accuracy": math.nan}, "its accuracy is nan, and"),
         ("record.json", {}, "record.json: damaged: its starts is None"),
+        *(
+            ("record.json", made | wrong, f"record.json: damaged: its {next(iter(wrong))} is ")
+            for wrong in (
+                {"starts": ["a"]},
+                {"starts": [{"machine": {"gpu": [1]}}]},
+                {"model_bytes": "5"},
+                {"hardware": {}},
+                {"minutes": None},
+            )
+        ),
+        ("result.json", result | {"skipped": "no"}, "result.json: damaged: its skipped is 'no'"),
         ("record.json", None, "record.json: No such file"),
         ("test_tasks.csv", None, "test_tasks.csv: cannot read: No such"),
         ("test_tasks.csv", whole["test_tasks.csv"].splitlines()[0].decode(), "has 0 of them"),
@@ -265,7 +276,7 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
     # Another model, with its digest written into the record.
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
-    made = json.loads(whole["record.json"]) | {"model_sha256": digest_of(kept / "model.pt")}
+    made |= {"model_sha256": digest_of(kept / "model.pt")}
     (kept / "record.json").write_text(json.dumps(made))
     assert check_record.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out

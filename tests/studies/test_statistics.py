@@ -1,9 +1,17 @@
 """Intervals cover as often as they should, on data whose true difference is known."""
 
+from collections.abc import Iterator
+from itertools import combinations
+
 import numpy as np
 import pytest
+from scipy import stats
 
+from maml.evaluation.intervals import interval, is_skewed, p_of_zero
+from maml.run import reading
 from maml.studies import statistics
+from maml.studies.arms import other_tasks
+from maml.studies.recorded import RECORDS
 
 STUDIES, SEEDS, TASKS, QUERIES, TRUTH = 1000, 3, 50, 25, 0.03
 
@@ -31,6 +39,35 @@ def test_intervals_cover() -> None:
     d = studies(np.random.default_rng(1), spread=0.07)
     assert 0.93 < coverage(d.mean(axis=-1)) < 0.97
     assert coverage(d.reshape(STUDIES, -1)) < 0.6
+
+
+def recorded() -> Iterator[np.ndarray]:
+    """Yield accuracies of recorded tasks ``[600]``, and differences of two records' accuracies."""
+    found = [reading.read(path) for path in sorted(RECORDS.glob("*-omniglot-5way-*/seed-0"))]
+    for name in ("accuracy", "non_transductive_accuracy"):
+        each = [np.array([run.scores["test", 0, i][name] for i in range(600)]) for run in found]
+        yield from each
+        for (a, of_a), (b, of_b) in combinations(zip(found, each, strict=True), 2):
+            if not other_tasks(a, b):
+                yield of_a - of_b
+
+
+def test_intervals_of_skewed_tasks_cover() -> None:
+    """Studies draw 600 of a record's tasks, again and again. Student's interval does not cover."""
+    rng, ours, students = np.random.default_rng(2), [], []
+    populations = [each for each in recorded() if is_skewed(each)]
+    for population in populations:
+        truth = population.mean()
+        drawn = rng.choice(population, (400, 600))
+        ends = np.array([interval(sample) for sample in drawn])
+        ours.append(np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1])))
+        low, high = stats.t.interval(0.95, 599, drawn.mean(1), stats.sem(drawn, axis=1))
+        students.append(np.mean((low <= truth) & (truth <= high)))
+        assert (ends[:, 0] <= low).all() and (high <= ends[:, 1]).all()
+        for sample, (start, end) in zip(drawn[:20], ends, strict=False):
+            assert (p_of_zero(sample - truth) < 0.05) == (not start <= truth <= end)
+    assert len(populations) == 10
+    assert min(ours) >= 0.94 and min(students) < 0.89
 
 
 def test_a_difference_is_said_in_full() -> None:

@@ -1,5 +1,6 @@
 """Sweeps: every trial runs once, whichever process is killed, and states are true."""
 
+import ctypes
 import errno
 import json
 import os
@@ -15,12 +16,14 @@ from unittest.mock import Mock
 import pytest
 
 from maml.errors import UserError
+from maml.run import directory
 from maml.studies import arms
 from maml.studies import sweep as command
 from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
 from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
+from tests.runs import glyphs
 from tests.studies import sweeps
 
 FAKE = ["${interpreter}", str(REPO / "tests" / "studies" / "fake_trainer.py"), "${args}"]
@@ -137,6 +140,11 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     # Without workers, the report shows what there is.
     assert swept(path, "--workers", "0", "--report") == 0
     assert (tmp_path / "there" / "report.md").read_text() == report
+    # It names the inner steps of each setting's tests, if a program tells its configuration.
+    directory.write_config(opened(path).trials()[3].run_dir, glyphs(eval_inner_steps=5))
+    assert swept(path, "--workers", "0", "--report") == 0
+    report = (tmp_path / "there" / "report.md").read_text()
+    assert re.search(r"good=0\.5 .* 5 +\|\n.*good=0\.25 .* – +\|", report), report
     monkeypatch.setenv("FAKE_MENDED", "1")
     assert swept(path, "--retry", "--report") == 0
     assert states(path) == [FINISHED] * 6
@@ -162,6 +170,22 @@ def test_a_stopped_sweep_continues_its_trials(number: signal.Signals, tmp_path: 
         (first, second), rows = starts(trial), trial.run_dir / "metrics.jsonl"
         assert first[0] == "0" and int(second[0]) > 0
         assert rows.read_text().count("validation") == 40
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_a_signal_no_further_trial_starts(workers: int, tmp_path: Path) -> None:
+    """The signal comes while trials test, and whichever thread of the sweep gets it."""
+    path = written(tmp_path, {"seed": [0, 1, 2, 3], "rounds": 1, "test": 2.0})
+    launched = begun(path, "--workers", str(workers))
+    pid = launched.process.pid
+    try:
+        until(lambda: len(list(tmp_path.glob("there/trials/*/metrics.jsonl"))) == workers)
+        thread = max(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        assert ctypes.CDLL(None).tgkill(pid, thread, signal.SIGTERM) == 0
+        launched.wait(60, expect=143)
+    finally:
+        launched.kill()
+    assert states(path) == [FINISHED] * workers
 
 
 def test_processes_share_a_sweep_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """A sweep's file has the meaning that it has for W&B: W&B's own package is the oracle."""
 
 import importlib
+import itertools
+import os
 import random
 import re
 from pathlib import Path
@@ -70,6 +72,17 @@ DRAWN = {
     "uniform": {"min": -1.5, "max": 3.0},
     "log_uniform_values": {"min": 0.001, "max": 1.0},
 }
+
+
+def test_a_grid_s_range_may_be_wide(tmp_path: Path) -> None:
+    """Its points are made one by one, the last parameter fastest."""
+    parameters = {"order": {"values": ["first", "second"]}, "seed": {"min": -1, "max": 10**12}}
+    described = file.read(written(tmp_path, parameters=parameters))
+    points = itertools.islice(described.grid(), 3)
+    assert [tuple(point[name] for name in parameters) for point in points] == [
+        ("first", -1), ("first", 0), ("first", 1),
+    ]  # fmt: skip
+    assert described.size == 2 * (10**12 + 2)
 
 
 def test_equal_values_are_one(tmp_path: Path) -> None:
@@ -144,6 +157,7 @@ def test_arguments_of_a_component_are_values_of_a_sweep(
         ({"parameters": {"seed": {"min": 1}}}, "seed: uniform has min and max"),
         ({"parameters": {"seed": {"distribution": "even"}}}, "distribution 'even' is not one of"),
         ({"parameters": {"seed": {"distribution": "int_uniform", "min": 2, "max": 1}}}, "low=2"),
+        ({"parameters": {"seed": {"min": 0, "max": 10**30}}}, r"seed: min and max must lie within"),
         ({"parameters": {"inner_lr": {"min": 0.0, "max": 1.0}}}, "a grid needs a finite number"),
         ({"command": ["python"]}, r"command: has no \$\{args\}"),
         ({"command": ["${env}/${args}", "${args}"]}, r"command: \$\{env\}/\$\{args\} is not known"),
@@ -158,6 +172,10 @@ def test_what_cannot_be_run_is_one_line(said: dict[str, Any], says: str, tmp_pat
     with pytest.raises(UserError, match=f"{path}: .*{says}") as caught:
         command.check(file.read(path))
     assert "\n" not in str(caught.value)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match=f"{pipe}: cannot read: Not a regular file"):
+        file.read(pipe)
     for text, says in (("{", "not YAML"), ("- 1", "not a sweep")):
         path.write_text(text)
         with pytest.raises(UserError, match=f"^{path}: .*{says}[^\n]*$"):

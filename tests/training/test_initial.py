@@ -56,6 +56,9 @@ def test_what_other_programs_publish(tmp_path: Path, capfd: pytest.CaptureFixtur
         for name, tensor in theirs.items()
         if name != "network.head.bias"
     }
+    halved = next(iter(theirs))
+    theirs[halved] = theirs[halved].half().float()
+    weights |= {name: weights[name].half() for name in weights if name.endswith(halved[8:])}
     weights["classifier.weight"] = torch.zeros(64, 3)
     state = {"state": {0: {"step": torch.zeros(1)}}}
     torch.save({"weights": weights, "epoch": 3, "optimizer": state}, tmp_path / "saved.pt")
@@ -67,7 +70,7 @@ def test_what_other_programs_publish(tmp_path: Path, capfd: pytest.CaptureFixtur
     said = capfd.readouterr().err
     line = f"weights: {len(taken)} of {len(ours)} tensors from {tmp_path / 'saved.pt'}"
     names = "without _orig_mod. and module.net.encoder. before their names"
-    assert f"{line}, its weights, {names}; anew: network.head" in said
+    assert f"{line}, its weights, {names}; converted from float16; anew: network.head" in said
 
 
 def test_a_stopped_run_goes_on_without_it(tmp_path: Path) -> None:
@@ -111,6 +114,7 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path) -> None:
         ({"student": {"a": one}, "teacher": {"a": one}}, "under student, teacher; save only"),
         ({"other": one}, "none of its tensors has a name and shape of these: network."),
         ({"blocks.0.conv.weight": torch.zeros(9, 1, 3, 3)}, r"is \[9, 1, 3, 3\] there, \[8, 1, 3,"),
+        ({"blocks.0.conv.bias": torch.ones(8).int()}, r"is int32 \[8\] there, float32 \[8\] here"),
         ({"blocks.0.conv.bias": torch.full((8,), torch.nan)}, "conv.bias is not finite there"),
     ):
         torch.save(saved, path)

@@ -2,12 +2,14 @@
 
 In a step of the outer loop, each observer gets the ids of its environments and plays T steps. The
 observer requests each action from the agent, and returns its trajectory. The agent differentiates.
+The agent answers all requests of a step by one forward pass, or each by its own.
 Environments and random draws have addresses, so the parameters are those of ``local``, batched or
 not, for any number of observers, as long as no observer is lost.
 """
 
 import math
 import queue
+import time
 from collections import Counter
 from typing import Any, TypeAlias
 
@@ -29,7 +31,7 @@ COMPONENTS = {
     "observers": {
         "attribute": "Observers",
         "help": "rank 0 is the agent, the others act in environments and ask it for actions",
-        "reads": ("rpc_threads", "batch_wait"),
+        "reads": ("rpc_threads", "batched_inference", "batch_wait"),
     }
 }
 
@@ -41,7 +43,8 @@ class Observers(OverRpc):
     """The agent on rank 0, an observer on each other rank.
 
     The agent's main thread gathers one request of each observer, and answers all of them by one
-    forward pass. After ``--batch-wait`` seconds it answers an incomplete batch.
+    forward pass. After ``--batch-wait`` seconds it answers an incomplete batch. With
+    ``--batched-inference false`` it answers each request at once.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -67,6 +70,8 @@ class Observers(OverRpc):
         self._since = 0.0
         self._played = torch.empty(0, dtype=torch.int64)
         self._counts = Counter[str]()
+        # Seconds of acting, and how long each request waited for its actions.
+        self._acting, self._waits = 0.0, list[Tensor]()
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Let each observer play a part of ``ids``; differentiate what observers return."""
@@ -96,11 +101,12 @@ class Observers(OverRpc):
         observers.
         """
         clock, found = self.liveness.clock, dict[int, Trajectory]()
+        batched, began = self.config.batched_inference == "true", clock.now()
         # Longer than `Liveness` waits before it gives a silent observer up.
-        deadline = clock.now() + 2 * self.config.timeout
+        deadline = began + 2 * self.config.timeout
         while missing := playing - found.keys() - self.gone:
             now = clock.now()
-            complete = missing <= self._asked.keys()
+            complete = missing <= self._asked.keys() if batched else bool(self._asked)
             due = self._since + self.config.batch_wait - now if self._asked else math.inf
             if complete or due <= 0:
                 self._counts["flushed"] += not complete
@@ -115,7 +121,8 @@ class Observers(OverRpc):
                     self._since = self._since if self._asked else clock.now()
                     self._asked[rank] = event
                 elif rank in missing:
-                    found[rank] = event.value()
+                    found[rank], waits = event.value()
+                    self._waits.append(waits)
                     self.wire_bytes += sum(part.nbytes for part in found[rank])
             except queue.Empty:
                 pass
@@ -123,6 +130,7 @@ class Observers(OverRpc):
                 self.gone.add(rank)
         if not found:
             raise self.liveness.explain(RuntimeError("no observer is left"))
+        self._acting += clock.now() - began
         return found
 
     def _act(self, policy: Params) -> None:
@@ -150,22 +158,34 @@ class Observers(OverRpc):
         return self._played
 
     def report(self) -> dict[str, Any]:
-        """Return counts of forward passes, requests, incomplete batches and tasks not played."""
+        """Return counts of forward passes, requests, incomplete batches and tasks not played; the
+        requests answered in a second of acting; percentiles of an action's time in ms.
+        """
         counts, self._counts = self._counts, Counter()
         row = super().report() | {n: counts[n] for n in ("forwards", "requests", "flushed")}
+        if self._waits:
+            row["requests_per_second"] = counts["requests"] / self._acting
+            waits = 1e3 * torch.cat(self._waits)
+            row["action_ms"] = {f"p{n}": float(waits.quantile(n / 100)) for n in (50, 95)}
+            self._acting, self._waits = 0.0, []
         missed = {"missed_tasks": counts["missed_tasks"]} if counts["missed_tasks"] else {}
         return row | missed
 
-    def observe(self, ids: Tensor) -> Trajectory:
-        """On an observer: play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``."""
-        tasks = self.worker.training.tasks(ids)
+    def observe(self, ids: Tensor) -> tuple[Trajectory, Tensor]:
+        """On an observer: play the tasks ``ids``: `Trajectory` of ``[B, Q, T, …]``; also return the
+        seconds ``[T]`` from each request to its actions.
+        """
+        tasks, waits = self.worker.training.tasks(ids), list[float]()
 
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
+            began = time.perf_counter()
             with self.guard():
                 asked = (Observers.ask, self.world.rank, request)
                 actions = rpc.rpc_sync(0, answer_later, asked)
+            waits.append(time.perf_counter() - began)
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 
         environment, dtype = self.learner.environment, self.worker.dtype
-        return play(environment, tasks.query_x, tasks.query_y, choose, dtype)
+        played = play(environment, tasks.query_x, tasks.query_y, choose, dtype)
+        return played, torch.tensor(waits)

@@ -1,7 +1,6 @@
 """Read a sweep's file, in W&B's format; refuse it in one line if it cannot be run."""
 
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from datasets.whole import regular
 from maml.errors import UserError
 
 METHODS = ("grid", "random", "bayes")
@@ -55,8 +55,14 @@ class SweepFile:
 
     def grid(self) -> Iterator[Point]:
         """Yield all points, if all values are known; the last parameter changes fastest."""
-        for point in itertools.product(*(each or [] for each in self.values.values())):
-            yield dict(zip(self.space, point, strict=True))
+        # itertools.product would keep a wide range in memory.
+        for index in range(self.size or 0):
+            point: Point = {}
+            for name, values in reversed(self.values.items()):
+                assert values is not None
+                index, at = divmod(index, len(values))
+                point[name] = values[at]
+            yield point
 
     @property
     def size(self) -> int | None:
@@ -86,7 +92,8 @@ def setting_of(point: Point, names: Iterable[str]) -> str:
 def read(path: Path, *, trust: bool = False) -> SweepFile:
     """Read a sweep's file; a UserError names the wrong entry."""
     try:
-        return _read(path, yaml.safe_load(path.read_text(encoding="utf-8")), trust)
+        # Not a pipe: the file is read again when it is copied.
+        return _read(path, yaml.safe_load(regular(path).read_text(encoding="utf-8")), trust)
     except OSError as error:
         raise UserError(f"{path}: cannot read: {error.strerror}") from error
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
@@ -150,6 +157,12 @@ def _among(values: list[Any]) -> CategoricalDistribution:
     return CategoricalDistribution(list(dict.fromkeys(values)))  # Optuna, too, takes 1 for 1.0
 
 
+def _integers(low: int, high: int) -> IntDistribution:
+    if max(-low, high) > 2**53:
+        raise ValueError("min and max must lie within ±2**53, where floats are exact")
+    return IntDistribution(low, high)
+
+
 def _between(min: Any, max: Any, *, log: bool = False) -> FloatDistribution:
     low, high = float(min), float(max)  # YAML reads 1e-3 as text
     if not -math.inf < low < high < math.inf:
@@ -160,7 +173,7 @@ def _between(min: Any, max: Any, *, log: bool = False) -> FloatDistribution:
 KINDS: dict[str, Callable[..., BaseDistribution]] = {
     "constant": lambda value: _among([value]),
     "categorical": lambda values: _among(values),
-    "int_uniform": lambda min, max: IntDistribution(int(min), int(max)),
+    "int_uniform": lambda min, max: _integers(int(min), int(max)),
     "uniform": lambda min, max: _between(min, max),
     "log_uniform_values": lambda min, max: _between(min, max, log=True),
 }

@@ -1,5 +1,6 @@
 """Write a sweep's ``report.md``: all settings, each parameter's effect, which differences hold."""
 
+import contextlib
 import textwrap
 from pathlib import Path
 from statistics import fmean, stdev
@@ -70,9 +71,15 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
         values = _values(trials)
         mean = compare.plain(fmean(values), metric)
         spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
-        rows.append([name, mean, spread, str(len(values))])
-    shown = grid(["setting", metric, "spread", "trials"], rows)
-    return f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds."
+        steps = "–"
+        with contextlib.suppress(UserError):  # another program may write no config.yaml
+            steps = compare.test_steps(read(trials[0].run_dir))
+        rows.append([name, mean, spread, str(len(values)), steps])
+    shown = grid(["setting", metric, "spread", "trials", "test steps"], rows)
+    return (
+        f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds. *Test steps*: "
+        "inner steps at validation and test."
+    )
 
 
 def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,6 @@ PATIENCE = 60.0
 STOPS = [code for number in SIGNALS for code in (-number, 128 + number)]
 """Exit codes of a program that was told to stop."""
 say = partial(print, flush=True)
-_end_with_the_parent = torch.multiprocessing._prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 
 def share(whole: list[T], worker: int, workers: int) -> list[T]:
@@ -40,104 +38,117 @@ def share(whole: list[T], worker: int, workers: int) -> list[T]:
 
 
 class Workers:
-    """The workers of one process: threads, each of which runs one trial at a time."""
+    """The workers of one process; each runs one trial at a time.
 
-    def __init__(self, sweep: Sweep, total: int | None) -> None:
-        self._sweep, self._total = sweep, total
-        self._stop, self._ending = StopRequest(), False
+    The main thread starts and ends all trials. Linux may hand a signal to any thread, but Python
+    handles it in the main thread. So the main thread must not wait for others: it would sleep on.
+    """
 
-    def run(self, workers: int) -> str | None:
-        """Run until no trial is left; return the name of the signal that stopped it, or None."""
-        self._stop.install()
-        with ThreadPoolExecutor(workers) as pool:
-            working = [pool.submit(self._work, each, workers) for each in range(workers)]
-            try:
-                for done in as_completed(working):
-                    done.result()
-            finally:
-                self._ending = True
-        return self._stop.signal
+    def __init__(self, sweep: Sweep, total: int | None, stop: StopRequest) -> None:
+        self._sweep, self._total, self._stop = sweep, total, stop
+        self._ending = False
+        self._running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
 
-    def _work(self, worker: int, workers: int) -> None:
-        gpus = {}
+    @property
+    def _over(self) -> bool:
+        return bool(self._stop) or self._ending
+
+    def run(self, workers: int) -> None:
+        """Run until no trial is left. After a stop signal start none, and stop those that run."""
+        looking, running = set(range(workers)), self._running
+        try:
+            while not self._over and (looking or running):
+                for worker, (trial, process) in [*running.items()]:
+                    if process.poll() is not None:
+                        del running[worker]
+                        self._end(trial, *_ended(process.returncode, trial))
+                for worker in looking - running.keys():
+                    taken = None if self._over else self._sweep.take(self._total)
+                    if taken is not None:
+                        self._start(taken, worker, workers)
+                    elif all(each.state != WAITING for each in self._sweep.trials()):
+                        looking.remove(worker)
+                time.sleep(LOOK)
+        finally:
+            for _, process in running.values():
+                process.send_signal(signal.SIGTERM)
+            until = time.monotonic() + PATIENCE
+            for trial, process in running.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                self._end(trial, FINISHED if process.wait() == 0 else WAITING)
+
+    def _start(self, trial: Trial, worker: int, workers: int) -> None:
+        """Start a trial's command, unless a stop signal came while the trial was taken."""
+        status = directory.read_status(trial.run_dir)
+        # The trial may be finished already, if its worker was killed before it recorded that.
+        finished = status is not None and status["state"] == "finished"
+        if finished or self._over:
+            self._end(trial, FINISHED if finished else WAITING)
+            return
+        again = " goes on" if trial.run_dir.is_dir() else ""
+        say(f"{self._shown(trial)}{again}: {trial.run_dir}")
+        command = command_of(self._sweep.file, trial.record.params, trial.run_dir)
+        environment = {"WANDB_RUN_GROUP": self._sweep.study.study_name, **os.environ}
+        cores = sorted(os.sched_getaffinity(0))
         if workers > 1:
             seen = os.environ.get("CUDA_VISIBLE_DEVICES")
             count = torch.cuda.device_count() if seen is None else 0
-            whole = [*map(str, range(count))] if seen is None else seen.split(",")
-            gpus = {"CUDA_VISIBLE_DEVICES": ",".join(share(whole, worker, workers))}
-            # This thread's cores; its trials inherit them.
-            os.sched_setaffinity(0, share(sorted(os.sched_getaffinity(0)), worker, workers))
-        while not self._stop and not self._ending:
-            trial = self._sweep.take(self._total)
-            if trial is not None:
-                with trial.hold:
-                    self._do(trial, gpus)
-            elif any(each.state == WAITING for each in self._sweep.trials()):
-                time.sleep(1.0)  # the training of a killed worker ends soon
-            else:
-                return
-
-    def _do(self, trial: Trial, gpus: dict[str, str]) -> None:
-        """Run a trial to its end, and record it."""
-        file, record = self._sweep.file, trial.record
-        shown = f"trial {record.number} ({setting_of(record.params, file.varied)})"
-        state, reason, value = FINISHED, "", None
-        status = directory.read_status(trial.run_dir)
-        # The trial may be finished already, if its worker was killed before it recorded that.
-        if status is None or status["state"] != "finished":
-            again = " goes on" if trial.run_dir.is_dir() else ""
-            say(f"{shown}{again}: {trial.run_dir}")
-            state, reason = self._train(trial, gpus)
-        if state == FINISHED:
-            value = value_of_run(trial.run_dir, file.metric)
-            if value is None:
-                state = FAILED
-                reason = f"no {file.metric} in metrics.jsonl (see --eval-every), so the sweep ends"
-                self._ending = True  # no other trial would have it
-            elif not math.isfinite(value):
-                state, reason, value = FAILED, f"its {file.metric} is {value} at the end", None
-        if state == WAITING:
-            # A scheduler sends a stop signal to all processes of a job, so end this process, too.
-            self._ending = True
-            say(f"{shown}: it was told to stop; it waits to be continued")
-        else:
-            self._sweep.end(trial, value, reason)
-            said = f": {reason} (log {trial.log})" if reason else f", {file.metric} {value:.4g}"
-            say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
-
-    def _train(self, trial: Trial, gpus: dict[str, str]) -> tuple[str, str]:
-        """Run a trial's command; return the state that it ends in, and why it failed."""
-        command = command_of(self._sweep.file, trial.record.params, trial.run_dir)
-        environment = {"WANDB_RUN_GROUP": self._sweep.study.study_name, **os.environ, **gpus}
+            gpus = [*map(str, range(count))] if seen is None else seen.split(",")
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(share(gpus, worker, workers))
+            cores = share(cores, worker, workers)
         try:
             with open(trial.log, "ab") as log:
                 log.write(f"{time.strftime('%F %T')} {' '.join(command)}\n".encode())
                 log.flush()
-                # The trial stops when the thread that started it ends; only Linux can do this.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                    env=environment, start_new_session=True,
-                    preexec_fn=partial(_end_with_the_parent, signal.SIGTERM),
+                    env=environment, start_new_session=True, preexec_fn=partial(_begin, cores),
                 )  # fmt: skip
         except OSError as error:
-            return FAILED, f"{command[0]}: {error.strerror}"
-        told = False
-        try:
-            while process.poll() is None and not told:
-                told = bool(self._stop or self._ending)
-                time.sleep(LOOK)
-            if told:
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(PATIENCE)
-        finally:
-            if process.poll() is None:
-                with contextlib.suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        if code == 0:
-            return FINISHED, ""
-        return (WAITING, "") if told or code in STOPS else (FAILED, _reason(code, trial.log))
+            self._end(trial, FAILED, f"{command[0]}: {error.strerror}")
+        else:
+            self._running[worker] = trial, process
+
+    def _end(self, trial: Trial, state: str, reason: str = "") -> None:
+        """Record how a trial ended, and release it."""
+        metric, value, shown = self._sweep.file.metric, None, self._shown(trial)
+        if state == FINISHED:
+            value = value_of_run(trial.run_dir, metric)
+            if value is None:
+                state = FAILED
+                reason = f"no {metric} in metrics.jsonl (see --eval-every), so the sweep ends"
+                self._ending = True  # no other trial would have it
+            elif not math.isfinite(value):
+                state, reason, value = FAILED, f"its {metric} is {value} at the end", None
+        if state == WAITING:
+            # A scheduler sends a stop signal to all processes of a job, so end this process, too.
+            self._ending = True
+            trial.hold.close()
+            say(f"{shown}: it was told to stop; it waits to be continued")
+        else:
+            self._sweep.end(trial, value, reason)
+            said = f": {reason} (log {trial.log})" if reason else f", {metric} {value:.4g}"
+            say(f"{shown}: {state}{said}; {self._sweep.progress(self._total)}")
+
+    def _shown(self, trial: Trial) -> str:
+        setting = setting_of(trial.record.params, self._sweep.file.varied)
+        return f"trial {trial.record.number} ({setting})"
+
+
+def _begin(cores: list[int]) -> None:
+    """In a trial's process: take its cores, and stop when the sweep ends; only Linux can do so."""
+    os.sched_setaffinity(0, cores)
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
+
+
+def _ended(code: int, trial: Trial) -> tuple[str, str]:
+    """Return a trial's state after its program's exit code, and why it failed."""
+    if code == 0:
+        return FINISHED, ""
+    return (WAITING, "") if code in STOPS else (FAILED, _reason(code, trial.log))
 
 
 def value_of_run(run_dir: Path, metric: str) -> float | None:

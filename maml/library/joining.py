@@ -1,0 +1,82 @@
+"""Join the processes that torchrun has started, and leave them at the end."""
+
+import atexit
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from maml.errors import UserError, WorkerLostError
+from maml.library import distribution
+from maml.processes.board import BEAT
+from maml.processes.launcher import launcher_holds_store
+from maml.processes.liveness import Liveness
+from maml.processes.signals import StopRequest
+from maml.processes.store import START_TIMEOUT, new_room, own_connection, use
+from maml.processes.world import World
+
+FOR_EVER = timedelta(days=30)
+
+
+def distributed(timeout: float = 300.0) -> int:
+    """Join the processes that torchrun has started, and return this process's rank.
+
+    After this call, a meta-learner computes only its process's share of the tasks. The loss and the
+    gradient are means over all tasks. So give every process the same tasks and the same
+    meta-learner (others are refused), and do not change the rest of the loop. Without torchrun,
+    this function only returns rank 0. A process group that you have initialised serves as it is.
+
+    Args:
+        timeout: Seconds that a rank waits for the others. If one does not come, or soon after one
+            has ended, the call that waits raises a `WorkerLostError`, which names that rank.
+
+    Raises:
+        UserError: for another timeout than a positive number, or an impossible environment.
+        WorkerLostError: if another process does not come.
+    """
+    if not timeout > 0:
+        raise UserError(f"timeout {timeout!r}: give seconds, more than 0")
+    on_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    initialised = dist.is_initialized()
+    if initialised:
+        world = World(dist.get_rank(), dist.get_world_size(), 0, on_host, launched=True)
+    else:
+        world = World.from_environment()
+    if distribution.watch is not None or world.size == 1:
+        return world.rank
+    if initialised:
+        use(dist.distributed_c10d._get_default_store())
+    limit = f"timeout={timeout:g}"
+    watch = Liveness(world, timeout, StopRequest(), limit=limit, ends=False)
+    try:
+        watch.watch()
+        if not initialised:
+            room = own_connection(world, new_room("world"))
+            dist.init_process_group(
+                *("gloo", None, timedelta(seconds=START_TIMEOUT), world.size, world.rank, room)
+            )
+            dist.set_timeout(FOR_EVER, dist.group.WORLD)  # `watch` has the limit
+    except RuntimeError as error:
+        line = str(error).strip().splitlines()[0]
+        raise WorkerLostError(f"another process did not join the start: {line}") from error
+    # The threads of a group of ours may else still run when the process ends.
+    atexit.register(_leave, watch, destroys=not initialised)
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))
+    distribution.watch = watch
+    return world.rank
+
+
+def _leave(watch: Liveness, destroys: bool) -> None:
+    """Leave the other processes at the end of this one, whose error (if any) is in ``sys``."""
+    watch.depart(
+        f"left after call {distribution.calls}: every rank must make the same calls",
+        getattr(sys, "last_value", None),
+    )
+    if watch.world.rank == 0 and not launcher_holds_store():
+        time.sleep(2 * BEAT)  # this process holds the store, where the others read why it left
+    # With an unfinished collective, this would wait for ever.
+    if destroys and not watch.found and dist.is_initialized():
+        dist.destroy_process_group()

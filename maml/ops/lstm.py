@@ -1,0 +1,176 @@
+"""One layer of an LSTM in one direction, with first and second derivatives by the equations.
+
+    z = a + h Wᵀ,   i, f, o = σ(z_i, z_f, z_o),  g = tanh(z_g),   c⁺ = f c + i g,   h⁺ = o tanh(c⁺)
+
+a is what the inputs contribute. All derivatives of one step are linear in what they propagate, with
+factors that one operation for all steps computes:
+
+    F = (g σ'_i, c σ'_f, i tanh'_g, tanh(c⁺) σ'_o),   K = o (1 − tanh²(c⁺))
+    tangent:   c⁺' = f c' + Σ F_ifg z'_ifg,   h⁺' = F_o z'_o + K c⁺'
+    gradient:  dc⁺ += K dh⁺,   dz = F (dc⁺, dc⁺, dc⁺, dh⁺),   dc = f dc⁺,   dh = dz W
+
+So a step takes few operations. The order of the gates is torch's: i, f, g, o.
+
+Shape legend: G entries of leading dimensions, N rows of all steps, E sequences, H units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from maml.ops.operation import Operation, Tensors
+from maml.ops.steps import Steps, flat, put, top
+
+
+class _Factors(NamedTuple):
+    """F ``[G, N, 4H]``, f and K ``[G, N, H]``."""
+
+    gates: Tensor
+    forget: Tensor
+    cell: Tensor
+
+
+def _factors(z: Tensor, c: Tensor) -> _Factors:
+    i, f, _, o = z.sigmoid().chunk(4, -1)
+    g = z.chunk(4, -1)[2].tanh()
+    t = (f * c + i * g).tanh()
+    gates = torch.cat([g * (i - i * i), c * (f - f * f), i - i * g * g, t * (o - o * o)], -1)
+    return _Factors(gates, f, o - o * t * t)
+
+
+class _Back(NamedTuple):
+    """A way back: dz and (dc⁺, dc⁺, dc⁺, dh⁺) of all steps, dh and dc at the start."""
+
+    z: Tensor
+    states: Tensor
+    h: Tensor
+    c: Tensor
+
+
+@dataclass(frozen=True)
+class Lstm(Operation):
+    """``a [N, 4H], h [E, H], c [E, H], W [4H, H]`` → ``h⁺ [N, H]``, and h and c at the end."""
+
+    steps: Steps
+    n_kept = 3
+
+    def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        """See `Operation.plain`."""
+        (y, h, c), _ = self.value(*inputs)
+        return y, h, c
+
+    def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """See `Operation.value`."""
+        lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
+        a, h, c, w = flat([t for t in inputs if t is not None])
+        wt, of_step = w.mT, self.steps.of(a)
+        zs, hs, cs, ys = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        for step in self.steps.order():
+            n = self.steps.sizes[step]
+            hs.append(top(h, n))
+            cs.append(top(c, n))
+            z = torch.baddbmm(of_step[step], hs[-1], wt)
+            i, f, _, o = z.sigmoid().chunk(4, -1)
+            now = torch.addcmul(f * cs[-1], i, z.chunk(4, -1)[2].tanh())
+            zs.append(z)
+            ys.append(o * now.tanh())
+            h, c = put(ys[-1], h), put(now, c)
+        y, *kept = (self.steps.join(each) for each in (ys, zs, hs, cs))
+        found = [t.view(*lead, *t.shape[-2:]) for t in (y, h, c, *kept)]
+        return tuple(found[:3]), tuple(found[3:])
+
+    def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
+        """See `Operation.gradient`."""
+        z, before, c = flat([t for t in kept if t is not None])
+        back = self._back(inputs, _factors(z, c), cotangents)
+        found = back.z, back.h, back.c, back.z.mT @ before
+        return [g.view(t.shape) for g, t in zip(found, inputs, strict=True) if t is not None]
+
+    def _back(
+        self, inputs: Tensors, factors: _Factors, cotangents: Tensors, plus: _Plus | None = None
+    ) -> _Back:
+        """Go back through all steps; ``plus`` is added to what each step finds."""
+        w = flat([t for t in inputs if t is not None])[3]
+        dy, dh, dc = (None if t is None else t.reshape(-1, *t.shape[-2:]) for t in cotangents)
+        zero = w.new_zeros(()).expand(*flat([inputs[1]])[0].shape)  # type: ignore[list-item]
+        dh, dc = (zero if t is None else t for t in (dh, dc))
+        gates, forget, cell = map(self.steps.of, factors)
+        of_y = None if dy is None else self.steps.of(dy)
+        more = None if plus is None else [*map(self.steps.of, plus)]
+        zs, states = list[Tensor](), list[Tensor]()
+        for step in reversed(self.steps.order()):
+            n = self.steps.sizes[step]
+            own_h, own_c = top(dh, n), top(dc, n)
+            if of_y is not None:
+                own_h = own_h + of_y[step]
+            if more is not None:
+                own_c = own_c + more[0][step]
+            own_c = torch.addcmul(own_c, own_h, cell[step])
+            states.append(torch.cat([own_c, own_c, own_c, own_h], -1))
+            if more is None:
+                zs.append(states[-1] * gates[step])
+                dc, dh = put(own_c * forget[step], dc), put(zs[-1] @ w, dh)
+                continue
+            zs.append(torch.addcmul(more[1][step], states[-1], gates[step]))
+            dc = put(torch.addcmul(more[2][step], own_c, forget[step]), dc)
+            dh = put(torch.baddbmm(more[3][step], zs[-1], w), dh)
+        return _Back(self.steps.back(zs), self.steps.back(states), dh, dc)
+
+    def tangents(
+        self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
+    ) -> tuple[Tensors, Tensors]:
+        """See `Operation.tangents`."""
+        lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
+        z, before, c = flat([t for t in kept if t is not None])
+        filled = [
+            torch.zeros_like(t) if v is None else v
+            for t, v in zip(inputs, along, strict=True)
+            if t is not None
+        ]
+        of_a, of_h, of_c, of_w = flat(filled)
+        w = flat([t for t in inputs if t is not None])[3]
+        factors, wt = _factors(z, c), w.mT
+        gates, forget, cell = map(self.steps.of, factors)
+        # What the steps' own weights contribute is one product.
+        of_step = self.steps.of(torch.baddbmm(of_a, before, of_w.mT))
+        zs, hs, cs, ys = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        for step in self.steps.order():
+            n = self.steps.sizes[step]
+            hs.append(top(of_h, n))
+            cs.append(top(of_c, n))
+            zs.append(torch.baddbmm(of_step[step], hs[-1], wt))
+            parts = (zs[-1] * gates[step]).unflatten(-1, (4, -1))
+            now = torch.addcmul(parts[..., :3, :].sum(-2), forget[step], cs[-1])
+            ys.append(torch.addcmul(parts[..., 3, :], cell[step], now))
+            of_h, of_c = put(ys[-1], of_h), put(now, of_c)
+        moved = [self.steps.join(each) for each in (zs, hs, cs)]
+        _, of_factors, *_ = torch.func.jvp(_factors, (z, c), (moved[0], moved[2]))
+        back = self._back(inputs, factors, cotangents)
+        own_c, own_h = back.states.chunk(4, -1)[2:]
+        plus = _Plus(
+            own_h * of_factors.cell,
+            back.states * of_factors.gates,
+            own_c * of_factors.forget,
+            back.z @ of_w,
+        )
+        of_back = self._back(inputs, factors, (None, None, None), plus)
+        by_w = of_back.z.mT @ before + back.z.mT @ moved[1]
+        of_outputs = [self.steps.join(ys), of_h, of_c]
+        of_gradients = of_back.z, of_back.h, of_back.c, by_w
+        return (
+            [t.view(*lead, *t.shape[-2:]) for t in of_outputs],
+            [t.view(*lead, *t.shape[-2:]) for t in of_gradients],
+        )
+
+
+class _Plus(NamedTuple):
+    """What the tangents of the factors add to the tangents of dc⁺, dz, dc and dh."""
+
+    cell: Tensor
+    z: Tensor
+    c: Tensor
+    h: Tensor

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from maml.processes.clock import Clock, within
 from maml.processes.identity import Identity
 from maml.processes.signals import StopRequest
-from maml.processes.speaker import speaks_for_host
+from maml.processes.speaker import prepare, speaks_for_host
 from maml.processes.store import exchange, new_connection, new_room, own_connection, start_name
 from maml.processes.world import World
 
@@ -86,6 +86,7 @@ class Board:
         self._room, world, rank = new_room("members"), self._world, self._world.rank
         store = own_connection(world, self._room)
         self._name = f"{start_name(world)} {self._room}"
+        prepare()
         if rank == 0:
             for key in ("told", "spoken", "done", "stop"):
                 store.set(key, "")

@@ -35,7 +35,7 @@ processes watch each other. From then on they, not launch/local, decide which pr
 
 def _end(line: str) -> None:
     """Print the line once per host, and exit. There is nothing to save yet."""
-    if speaks_for_host(line):
+    if speaks_for_host(f"launcher of {os.environ.get('MASTER_PORT')}"):
         print(f"error: {line}", file=sys.stderr, flush=True)
         time.sleep(4 * LOOK)  # until the others have seen that the line is printed
     os._exit(1)

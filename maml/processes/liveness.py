@@ -83,8 +83,7 @@ class Liveness:
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
-        # This process's failure; why it suspects a loss; whether it has printed a loss after the
-        # end.
+        # This process's failure; why it suspects a loss; whether it has printed a later loss.
         self._failure: Finding | None = None
         self._suspected, self._said = "", False
 

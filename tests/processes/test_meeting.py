@@ -5,15 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from subprocess import PIPE
 
 import pytest
 from torch.distributed import TCPStore
 
 from maml.errors import WorkerLostError
 from maml.processes.identity import Identity, started
+from maml.processes.speaker import speaks_for_host
 from maml.processes.store import meet
 
 
@@ -49,9 +52,20 @@ def test_who_does_not_come_is_named(port: int) -> None:
         one.result()
 
 
+def test_one_process_of_a_host_speaks() -> None:
+    """Another one may, once the first has ended."""
+    name = uuid.uuid4().hex
+    code = f"from maml.processes.speaker import *\nprint(speaks_for_host({name!r}))\ninput()"
+    child = subprocess.Popen([sys.executable, "-u", "-c", code], stdin=PIPE, stdout=PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"True\n"
+    assert not speaks_for_host(name)
+    child.communicate(b"\n", timeout=60)
+    assert speaks_for_host(name) and speaks_for_host(name)
+
+
 @pytest.mark.parametrize("in_sight", [False, True])
 def test_a_process_from_beginning_to_end(in_sight: bool) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=PIPE)
     identity = Identity.own()._replace(pid=child.pid, since=started(child.pid))
     if in_sight:
         identity.keep_in_sight()

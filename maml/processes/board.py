@@ -35,6 +35,9 @@ EVIDENCE = 5.0
 LEFT = b"left"
 """Written in place of a number: the process leaves in good order, or has read why all end."""
 
+DONE, LEAVING = b"done", b"leaving"
+"""All is done and written; rank 0 needs the others no more, and waits until they have left."""
+
 T = TypeVar("T")
 
 
@@ -54,7 +57,7 @@ class Board:
         broken: How the connection to the store broke after that answer, or "".
         beats: The latest heartbeat of each watched rank; ``heard``: when each last changed.
         told: The `Finding` that is the reason why all processes end, as JSON, or b"".
-        done: Not empty once rank 0 has announced that all is done.
+        done: `DONE` once rank 0 has announced it, then `LEAVING`; before that, empty.
         error: What has ended the heartbeat thread although it must not end, or None.
     """
 
@@ -123,7 +126,7 @@ class Board:
                 if self._stop.signal is not None:
                     self._store.set("stop", self._stop.signal)
                 *beats, self.told, done, stop = self._store.multi_get([*keys, *OF_ALL])
-                self.done = self.done or done
+                self.done = done or self.done
                 if self._world.rank == 0:
                     self._stop.signal = self._stop.signal or stop.decode() or None
             except RuntimeError as error:
@@ -148,12 +151,12 @@ class Board:
         """Return the seconds between a rank's last heartbeat and the store's last answer."""
         return self.answered - self.heard[rank]
 
-    def say_done(self) -> None:
-        """Write, as rank 0, that all is done."""
-        if not self.done:
-            self.done = b"yes"
+    def say_done(self, what: bytes = DONE) -> None:
+        """Write, as rank 0, that all is `DONE`, or that rank 0 is `LEAVING`."""
+        if self.done != what:
+            self.done = what
             if self.thread is not None:
-                within(2.0, lambda: self._store.set("done", "yes"), None)
+                within(2.0, lambda: self._store.set("done", what.decode()), None)
 
     def spare(self, rank: int) -> None:
         """Write that the run goes on without ``rank``: if it still lives, it prints nothing."""

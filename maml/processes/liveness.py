@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection
 from tqdm import tqdm
 
 from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
-from maml.processes.board import BEAT, EVIDENCE, LEFT, Board, Finding
+from maml.processes.board import BEAT, EVIDENCE, LEAVING, LEFT, Board, Finding
 from maml.processes.clock import Clock, Waits, within
 from maml.processes.launcher import (
     launcher_holds_store,
@@ -125,6 +125,8 @@ class Liveness:
         waits at most `GOODBYE` seconds. A process that has not left by then is no error.
         """
         if self._is_zero and not self._over.is_set():
+            if self.finished:
+                self._board.say_done(LEAVING)
             deadline = time.monotonic() + min(self.timeout, GOODBYE)
             while self._judged() and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -167,7 +169,7 @@ class Liveness:
             self._suspected = self._limit if late else "a connection broke"
             until = time.monotonic() + self._grace()
             while time.monotonic() < until and not self.found:
-                if self.finished and (self._is_zero or self._board.beats.get(0) == LEFT):
+                if self.finished and (self._is_zero or self._board.done == LEAVING):
                     break  # all is done, and rank 0 was not lost: the cause does not matter
                 time.sleep(0.1)
         if self.found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -267,10 +267,17 @@ class Learner(nn.Module, ABC):
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
     @torch.enable_grad()
-    def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
+    def checked_way(
+        self,
+        meta_params: Params,
+        tasks: Any,
+        phase: int,
+        look: Callable[[], None] = lambda: None,
+    ) -> Way:
         """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
 
         ``tasks`` may be a list of batches of one task, of any sizes: it is checked once a phase.
+        ``look`` is called before what the losses have written is put back.
         """
         # The sizes are in the key, because losses may read other parameters for a larger set.
         leaves = [] if isinstance(tasks, list) else pytree.tree_leaves(tasks)
@@ -285,6 +292,7 @@ class Learner(nn.Module, ABC):
                     self.checked[key] = checked_way(
                         problem, tasks, self.config.meta_gradient, self.frozen
                     )
+                    look()
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

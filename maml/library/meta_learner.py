@@ -303,8 +303,7 @@ class MetaLearner(checking.Waiting):
             return
         network, criterion = own.network, own.criterion
         with draws.alone(), alone_with(network):
-            with Trial(network, criterion):
-                checking.check(own, params, tasks, self._phase, self._reaching)
+            checking.check(own, params, tasks, self._phase, self._reaching)
             if self._asked is not None:
                 found = Found(self._asked)
             else:

@@ -215,6 +215,7 @@ def test_where_the_way_is_given_there_is_no_trial(batching: Any) -> None:
         first = next(counted)
         learner(TASKS)
         calls.append(next(counted) - first - 1)
+    assert len(seen) == (0 if batching == "vmap" else 2 * len(TASKS) * (STEPS + 1))
     # Does each loss read the parameters? For a batch, this is asked for its size, too.
     of_check = (STEPS + 1) * (2 if batching == "vmap" else 1)
     if batching == "auto":
@@ -228,7 +229,6 @@ def test_where_the_way_is_given_there_is_no_trial(batching: Any) -> None:
         assert calls[2] > calls[3] == calls[4]
     else:
         assert calls[0] == calls[1] + of_check
-    assert len(seen) == (0 if batching == "vmap" else 2 * len(TASKS) * (STEPS + 1))
 
 
 def test_there_is_no_trial_of_what_cannot_be_copied() -> None:

@@ -118,8 +118,8 @@ def _held(value: Any) -> dict[Any, Any] | list[Any] | int | None:
         names = sorted(globals_of(value.__code__) & value.__globals__.keys())
         return {name: value.__globals__[name] for name in names}
     if isinstance(value, type) and _is_theirs(value):
-        # `copy.deepcopy` writes one of these names, and annotations may be anything.
-        unread = "__slotnames__", "__annotations__"
+        # Python's own: of `copy.deepcopy`, of annotations, and of abstract classes.
+        unread = "__slotnames__", "__annotations__", "_abc_impl"
         return {name: held for name, held in vars(value).items() if name not in unread}
     if _is_theirs(type(value)):
         slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)

@@ -1,7 +1,6 @@
 """A call on trial: it is counted, and what it writes is undone."""
 
-import threading
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,11 +21,8 @@ break even between 70,000 and 1,000,000; `benchmarks.throughput --settings own-â
 class Trial(TorchDispatchMode):
     """A context that leaves what code reaches as it was, and may count the work inside.
 
-    It sees what ``torch.func.vmap`` computes as plain tensors of all tasks. What a trial within
-    another one leaves is put back by the outer one, which may still look at it.
+    It sees what ``torch.func.vmap`` computes as plain tensors of all tasks.
     """
-
-    _outer = threading.local()
 
     def __init__(self, *roots: Any, weigh: bool = False) -> None:
         """Put back what `Reached` finds from ``roots``, and what is written into any old tensor.
@@ -41,22 +37,12 @@ class Trial(TorchDispatchMode):
 
             self._flops_of = flop_registry
         self._reached = Reached(*roots)
-        self._inner: list[Trial] = []
         self._made = set[int]()
         self._written: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []
 
-    def __enter__(self) -> Self:
-        self._around: Trial | None = getattr(Trial._outer, "trial", None)
-        Trial._outer.trial = self
-        return super().__enter__()
-
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        Trial._outer.trial = self._around
-        if self._around is None:
-            self.put_back()
-        else:
-            self._around._inner.append(self)
+        self.put_back()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -69,8 +55,6 @@ class Trial(TorchDispatchMode):
 
     def put_back(self) -> None:
         """Undo what was written until now."""
-        while self._inner:
-            self._inner.pop().put_back()
         self._reached.put_back()
         for memory, numbers in self._written:
             memory.copy_(numbers)

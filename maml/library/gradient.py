@@ -47,9 +47,10 @@ def meta_gradient(
             memory does not grow with the steps). The results differ only by rounding.
         batching: How to compute tasks without kernels: "vmap" (all at once) or "tasks" (one after
             the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop,
-            and the losses keep nothing outside. It tries both on a few tasks, in a problem's first
-            call with two tasks or more. The trial leaves nothing behind. There is none, but
-            "tasks", if the losses reach what cannot be copied, as a lock or an open file.
+            the losses keep nothing outside, and one task is not enough work for a core. It tries
+            both on a few tasks, in a problem's first call with two tasks or more, and leaves
+            nothing behind. If the losses reach what cannot be copied, as a lock or an open file, it
+            tries nothing, and takes "tasks".
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -106,7 +107,8 @@ def _found(
         if n_tasks_of(tasks) < 2:
             return Found("tasks")  # one task cannot show a difference
         some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-        found = batching_of(state, meta_params, some, way, code=state)
+        on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
+        found = batching_of(state, meta_params, some, way, code=state, weigh=on_cpu)
         _KNOWN[key] = found._replace(fills=found.fills and known is None)
     _KNOWN.move_to_end(key)
     if len(_KNOWN) > KNOWN:

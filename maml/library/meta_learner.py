@@ -19,7 +19,6 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
-from maml.execution.trial import Trial
 from maml.learners import Learner, one_by_one
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
@@ -253,8 +252,7 @@ class MetaLearner(checking.Waiting):
             return
         network, criterion = own.network, own.criterion
         with draws.alone(), alone_with(network):
-            with Trial(network, criterion):
-                checking.check(own, params, tasks, self._phase, self._reaching)
+            checking.check(own, params, tasks, self._phase, self._reaching)
             if self._asked is not None:
                 found = Found(self._asked)
             else:

@@ -166,7 +166,7 @@ def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fau
     """Under launch/local one rank is killed: the run comes to its end and does not fail."""
     done = inject(tmp_path / "run", strategy, fault, 2, SILENT_S)
     (line,) = done.said
-    assert re.search(rf"^rank 2 \(host .*, pid {done.pid}\) was killed; ", line)
+    assert re.search(rf"^rank 2 \(host .*, pid {done.pids[0]}\) was killed; ", line)
     assert re.search(fault.cause, line)
     assert done.codes == [0]
     assert done.state == "finished"

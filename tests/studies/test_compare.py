@@ -227,7 +227,8 @@ def test_what_cannot_be_compared_is_one_line(sides: list[str], says: str, there:
     # Runs with a user's own images. Their results say which images these were.
     for i, (root, images) in enumerate([("here", "1"), ("here", "2"), ("there", "1")]):
         run_dir = made(there / "mine" / str(i), data="folder", data_root=root, inner_lr=0.1)
-        (run_dir / "result.json").write_text(json.dumps({"test_images": images}))
+        result = {"tasks": 1, "transductive": True, "test_images": images}
+        (run_dir / "result.json").write_text(json.dumps(result))
     a, b = (arms.read(str(there / "mine" / str(i)), None) for i in (0, 2))
     assert len(arms.paired(a, b)[0]) == 1  # a folder that has moved is the same
     with pytest.raises(UserError, match=says) as caught:

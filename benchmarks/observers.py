@@ -28,7 +28,7 @@ from maml.processes.program import run_program
 from maml.run.files import read_rows
 from maml.run.provenance import describe
 
-WAYS = {"batched": "true", "unbatched": "false"}
+WAYS: dict[str, Any] = {"batched": "true", "unbatched": "false"}
 """The values of ``--batched-inference`` by the names of the ways."""
 COLUMNS = {
     "observers": "{observers}",

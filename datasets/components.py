@@ -6,8 +6,9 @@ A component's file declares its components in a literal at its top level::
 
 :func:`scan` reads these literals as text and imports nothing, so that ``--help`` and a mistyped
 flag need not wait for torch. A component can be ``"like"`` another component, of any file. Then it
-starts with the facts and flags of that component. A user's own file can hold components, too:
-their names are accepted wherever a component's name is (:mod:`datasets.theirs`).
+starts with that component's facts, and its ``reads`` add to those of that component. A user's own
+file can hold components, too: their names are accepted wherever a component's name is
+(:mod:`datasets.theirs`).
 """
 
 import ast
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from datasets.errors import DataError
-from datasets.flags import OwnFlag, own_flags
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,6 @@ class Component:
     ignores: Mapping[str, str] = field(default_factory=dict)
     # Values that it cannot work with, by field, each with the reason: a verb phrase.
     refuses: Mapping[str, Mapping[Any, str]] = field(default_factory=dict)
-    # Flags of its own file (`datasets.flags`) and of the file of the component that it is like.
-    flags: Mapping[str, OwnFlag] = field(default_factory=dict)
 
     @property
     def is_theirs(self) -> bool:
@@ -78,11 +76,10 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
             continue
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        tree = ast.parse(text)
-        for name, facts in _literal(tree).items():
+        for name, facts in _literal(ast.parse(text)).items():
             if name in own:
                 raise ValueError(f"{module} and {own[name]['module']} both have {name!r}")
-            own[name] = {"module": module, "flags": own_flags(tree), **facts}
+            own[name] = {"module": module, **facts}
     return {name: _made(name, own, kind) for name in own}
 
 
@@ -96,10 +93,10 @@ def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
 
 def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
     """Return a component from its own facts and those of the component that it is like."""
-    facts = own[name]
-    other = own[facts["like"]] if "like" in facts else {}
-    facts = {**other, **facts, "flags": other.get("flags", {}) | facts["flags"]}
-    facts["reads"] = (*facts.get("reads", ()), *facts["flags"])
+    other = own[own[name]["like"]] if "like" in own[name] else {}
+    facts = {"ignores": {}, **other, **own[name]}
+    reads = (*other.get("reads", ()), *own[name].get("reads", ()))
+    facts["reads"] = tuple(each for each in reads if each not in facts["ignores"])
     return kind(name=name, **{fact: value for fact, value in facts.items() if fact != "like"})
 
 

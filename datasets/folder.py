@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from datasets import addresses
 from datasets.episodes import SPLITS, ImageClasses
 from datasets.errors import DataError
-from datasets.flags import flag
 from datasets.image_files import Decoder, Mode, cached_images, in_folder, look, shown
 from datasets.paths import default_data_root
 
@@ -30,23 +29,9 @@ COMPONENTS = {
         "episodes": "open_classes",
         "image_shape": "image_shape",
         "own_images": True,
+        "reads": ("image_size", "image_mode", "split_fractions"),
     }
 }
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    image_size: int = flag(
-        84,
-        "Width and height of the images; the shorter side is resized, the longer one cut.",
-        least=1,
-    )
-    image_mode: Literal["rgb", "grey"] = flag("rgb", "Colour or grey.")
-    split_fractions: str = flag(
-        "0.64,0.16,0.2",
-        "Fractions of the classes for train, validation and test, if the folder is not divided.",
-    )
 
 
 # The name of a folder, to its split.

@@ -4,7 +4,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,6 @@ from datasets.cache import Mapped
 from datasets.downloads import downloading
 from datasets.episodes import ImageClasses
 from datasets.errors import DataError
-from datasets.flags import flag
 from datasets.image_files import Pixels, Source, cached_images, in_folder, in_zip, open_zip
 from datasets.whole import written
 
@@ -26,18 +24,9 @@ COMPONENTS = {
         "examples": "open_classes",
         "image_shape": (1, 28, 28),
         "ink": True,
+        "reads": ("omniglot_split",),
     }
 }
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    omniglot_split: Literal["maml", "mamlpp", "vinyals", "vinyals-trainval"] = flag(
-        "maml",
-        "Which named split of Omniglot's classes: 1100/100/423, 1150/50/423, 1028/172/423, or "
-        "1200/172/423, where the classes of validation train, too.",
-    )
 
 
 DRAWINGS = 20

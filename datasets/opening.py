@@ -183,7 +183,7 @@ def open_environments(
 ) -> Acting:
     """Return the tasks of a split to act in; ``request`` holds the arguments of `Acting`."""
     known = find(data)
-    found = _call(known, known.environments or known.attribute, split, data_root, request)
+    found = _call(known, known.environments or "", split, data_root, request)
     if not isinstance(found, Acting):
         raise DataError(f"{FLAG} {data}: {type(found).__name__} is no environment")
     return found

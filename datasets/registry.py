@@ -4,6 +4,7 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datasets.components import Component, is_theirs, named, scan
 from datasets.errors import DataError
@@ -44,9 +45,8 @@ def find(name: str) -> DataSet:
     """
     if is_theirs(name):
         (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)
-        return DataSet(
-            name, module, attribute, arguments, reads=None, episodes=attribute, examples=attribute
-        )
+        opens: dict[str, Any] = dict.fromkeys(("episodes", "examples", "environments"), attribute)
+        return DataSet(name, module, attribute, arguments, reads=None, **opens)
     if name not in data_sets() and os.path.isdir(name):
         raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
     return named(FLAG, name, data_sets())

@@ -6,8 +6,8 @@ torchrun's key-value store listens at every address of a host, and anyone who re
 code in the job. Here the store, RPC and gloo listen in a network of the job's own, which no other
 user of the host can enter (`maml.processes.namespaces`). torchrun ends all workers when one is
 lost. Here the workers decide, once all have met: a run that can do without the lost worker
-continues. With ``--restarts``, workers that have all ended start again, and continue from
-the last checkpoint.
+continues. With ``--restarts``, workers that have all ended start again, and continue from the last
+checkpoint.
 """
 
 import contextlib

@@ -1,15 +1,16 @@
 """Check a configuration's values, each and together. A bad value ends in a one-line `UserError`.
 
-The facts of a field or a component hold its own rules. This module holds the rules for several.
+The facts of a field or a component hold its own rules. A rule for several flags is the ``check`` of
+the class that declares them (`maml.config.flags`). This module holds the rules for components.
 """
 
 import math
 import os
 
 from datasets.components import is_theirs
-from datasets.flags import MOST
 from maml.config import registry
 from maml.config.fields import FACTS, Config, flag
+from maml.config.flags import MOST
 from maml.errors import UserError
 
 
@@ -50,7 +51,9 @@ def check_values(config: Config, *, own: bool = True) -> None:
             check_bounds(name, value)
     if own or not registry.theirs(config):
         _check_components(config)
-        _check_combinations(config)
+        for owner in reversed(Config.__mro__):
+            if check_flags := vars(owner).get("check"):
+                check_flags(config)
 
 
 def check_bounds(name: str, value: float) -> None:
@@ -75,28 +78,20 @@ def _check_read(config: Config, preset: Config) -> None:
     for kind in registry.KINDS:
         chosen = registry.find(kind, getattr(config, kind))
         for name, value in given.items():
-            readers = registry.readers(kind, name)
-            if readers and chosen.reads is not None and name not in chosen.reads:
-                raise UserError(
-                    f"{flag(name)} {value} is not for {flag(kind)} {chosen.name}, but for "
-                    f"{', '.join(readers)}"
-                )
+            if chosen.reads is None or name in chosen.reads:
+                continue
+            said, component = f"{flag(name)} {value}", f"{flag(kind)} {chosen.name}"
             if name in chosen.ignores:
-                raise UserError(
-                    f"{flag(name)} {value}: {flag(kind)} {chosen.name} {chosen.ignores[name]}"
-                )
+                raise UserError(f"{said}: {component} {chosen.ignores[name]}")
+            if readers := registry.readers(kind, name):
+                raise UserError(f"{said} is not for {component}, but for {', '.join(readers)}")
     for name, value in given.items():
         with_field, *needed = FACTS[name].read_with or ("",)
         if needed and getattr(config, with_field) not in needed:
             raise UserError(
-                f"{flag(name)} {value} is for {flag(with_field)} {' or '.join(needed)}, not "
-                f"{getattr(config, with_field)}"
+                f"{flag(name)} {value} is for {flag(with_field)} {' or '.join(map(str, needed))}, "
+                f"not {getattr(config, with_field)}"
             )
-    if "iterations" in given and config.epochs is not None:
-        raise UserError(
-            f"--epochs {config.epochs} and --iterations {config.iterations}: each says how long to "
-            "train; give one of them"
-        )
 
 
 def _check_components(config: Config) -> None:
@@ -114,10 +109,7 @@ def _check_components(config: Config) -> None:
     openers = {
         "episodes": (data.episodes, "few-shot tasks"),
         "batches": (data.examples, "examples of classes known in training"),
-        "environments": (
-            data.environments or (data.episodes if data.is_theirs else None),
-            "environments to act in",
-        ),
+        "environments": (data.environments, "environments to act in"),
     }
     opener, what = openers[learner.tasks]
     if opener is None:
@@ -130,51 +122,3 @@ def _check_components(config: Config) -> None:
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
         raise UserError(f"--network {network.name} cannot learn --data {data.name}")
-
-
-def _check_combinations(config: Config) -> None:
-    """Raise `UserError` for values that cannot work together."""
-    if config.epochs is not None and registry.learner(config.learner).tasks != "batches":
-        raise UserError(
-            f"--epochs {config.epochs}: --learner {config.learner} learns from tasks, which never "
-            "end; give --iterations"
-        )
-    data = registry.data_set(config.data)
-    # We do not know whether the targets of a user's own data set are classes.
-    if data.classifies and not data.environments and not data.is_theirs:
-        for name in ("ways", "train_ways"):
-            if getattr(config, name) == 1:
-                raise UserError(
-                    f"{flag(name)} 1: of one class, every answer is right; give 2 or more"
-                )
-    if config.test_model == "best" and config.test_tasks and not config.eval_every:
-        raise UserError(
-            "--eval-every 0: validates no model, so --test-model best has none to test; give "
-            "--test-model last, too"
-        )
-    if config.keep_best and not config.eval_every:
-        raise UserError(
-            f"--eval-every 0: validates no model, so --keep-best {config.keep_best} has none to "
-            "keep; give --keep-best 0, too"
-        )
-    reads = registry.learner(config.learner).reads
-    keeps = config.keep_moment and config.inner_optimizer == "adam0"
-    if keeps and (reads is None or "keep_moment" in reads):
-        # Any other outer step would make the kept mean of squares negative or biased.
-        steps = max(config.meta_lr, config.meta_lr_end)
-        clips = config.grad_clip or config.grad_clip_norm
-        if config.meta_optimizer != "sgd" or config.meta_momentum or steps > 1 or clips:
-            raise UserError(
-                "--keep-moment: its moves are weighted means, so it needs --meta-optimizer sgd "
-                "without --meta-momentum and clipping, and --meta-lr 1 or less; or give "
-                "--no-keep-moment"
-            )
-    if config.ps_transport == "collective":
-        for name, only in (("ps_mode", "sync"), ("ps_forward", "local")):
-            if getattr(config, name) != only:
-                raise UserError(
-                    f"{flag(name)} {getattr(config, name)} needs --ps-transport rpc: "
-                    f"collectives serve {flag(name)} {only} alone"
-                )
-    if config.kernels == "native" and config.compile == "on":
-        raise UserError("--compile on: with --kernels native nothing is left to compile")

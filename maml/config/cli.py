@@ -1,10 +1,11 @@
 """The command line: turn ``PRESET --flag value …`` into a `Config`, with one-line errors."""
 
 from collections.abc import Sequence
-from typing import get_type_hints
+from typing import Any
 
 from maml.config import FLAGS, Config, flag, saved, user_path
 from maml.config.checks import check
+from maml.config.fields import FACTS
 from maml.config.parser import Parser, add_fields, add_trust
 from maml.config.presets import PRESETS, describe, hint, with_values
 from maml.errors import Done, UserError
@@ -56,7 +57,9 @@ def parse(arguments: Sequence[str]) -> Config:
     check(config, base)
     # config.yaml keeps absolute paths, because a run may go on from another folder.
     paths = {name: getattr(config, name) for name in ("data_root", "init")}
-    absolute = {n: str(user_path(n, path).absolute()) for n, path in paths.items() if path}
+    absolute: dict[str, Any] = {
+        n: str(user_path(n, path).absolute()) for n, path in paths.items() if path
+    }
     return with_values(config, **absolute)
 
 
@@ -67,7 +70,8 @@ def _again(file: str = "") -> Config:
     path = user_path("config", file)
     config = saved.read(path / "config.yaml" if path.is_dir() else path)
     anew = [name for name, values in CHOSEN.items() if getattr(config, name) in values]
-    return with_values(config, run_dir=None, resume="auto", **dict.fromkeys(anew, "auto"))
+    auto: dict[str, Any] = dict.fromkeys(anew, "auto")
+    return with_values(config, run_dir=None, resume="auto", **auto)
 
 
 def _parser(default: Config) -> Parser:
@@ -96,4 +100,4 @@ def _as_spelled(word: str) -> str:
     return name + equals + value
 
 
-_SWITCHES = {flag(n).removeprefix("--") for n in FLAGS if get_type_hints(Config)[n] is bool}
+_SWITCHES = {flag(n).removeprefix("--") for n in FLAGS if FACTS[n].type is bool}

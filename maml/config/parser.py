@@ -6,12 +6,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
-from datasets.components import is_theirs
-from datasets.flags import MOST
 from maml.config import registry
 from maml.config.fields import FACTS, FLAGS, Config, flag
+from maml.config.flags import MOST, FieldFacts
 from maml.errors import Done, UserError
 
 
@@ -93,13 +92,13 @@ def add_iteration(parser: argparse.ArgumentParser) -> None:
 
 def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
     """Add a flag for every field, in groups. The last group: flags that ``default`` ignores."""
-    types = get_type_hints(Config)
     groups: dict[str, Any] = {}
-    title = {name: FACTS[name].group if _is_read(name, default) else OTHERS for name in FLAGS}
-    for name in sorted(FLAGS, key=lambda name: title[name] == OTHERS):
+    unread = {name: not registry.is_read(name, default) for name in FLAGS}
+    for name in sorted(FLAGS, key=unread.__getitem__):
         facts = FACTS[name]
-        if title[name] not in groups:
-            groups[title[name]] = parser.add_argument_group(title[name])
+        title = OTHERS if unread[name] else facts.group
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
         said, _, unset = facts.help.removesuffix("].").partition(" [")  # [what None means]
         value = (unset or "none") if getattr(default, name) is None else getattr(default, name)
         text = f"{_readers(name)}{said.removesuffix('.')} (default: {value})"
@@ -108,30 +107,17 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
             text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
             text += "\n  or module:attribute, for one of your own; with arguments of its own: "
             text += "module:attribute(name=value)"
-        type_ = types[name]
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-        if get_origin(type_) is Literal:
-            options = {"choices": get_args(type_)}
-        elif type_ is not bool:
-            plain = next((each for each in get_args(type_) if each is not type(None)), type_)
-            metavar = "NAME" if name in registry.KINDS else plain.__name__.upper()
-            options = {"type": _reader(plain, optional=plain is not type_), "metavar": metavar}
+        if facts.choices:
+            options = {"choices": facts.choices}
+        elif facts.type is not bool:
+            metavar = "NAME" if name in registry.KINDS else facts.type.__name__.upper()
+            options = {"type": _reader(facts), "metavar": metavar}
         options |= {"default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
-        groups[title[name]].add_argument(flag(name), **options)
+        groups[title].add_argument(flag(name), **options)
 
 
 OTHERS = "other learners, networks, data sets and strategies"
-
-
-def _is_read(name: str, config: Config) -> bool:
-    """Return whether a field may have an effect with the components of ``config``."""
-    for kind in registry.KINDS:
-        if is_theirs(getattr(config, kind)):
-            continue  # a user's own component may read any field
-        chosen = registry.find(kind, getattr(config, kind)).reads
-        if chosen is not None and name not in chosen and registry.readers(kind, name):
-            return False
-    return True
 
 
 def _readers(name: str) -> str:
@@ -144,11 +130,11 @@ def _readers(name: str) -> str:
     return ""
 
 
-def _reader(plain: type, *, optional: bool) -> Callable[[str], Any]:
-    """Return a function that reads a field's value, and "none" as None if ``optional``."""
+def _reader(facts: FieldFacts) -> Callable[[str], Any]:
+    """Return a function that reads a field's value, and "none" as None if it may be None."""
     readers: dict[type, Callable[[str], Any]] = {int: whole_number, float: number, str: str}
-    read = readers[plain]
-    return lambda text: None if optional and text in ("None", "none") else read(text)
+    read = readers[facts.type]
+    return lambda text: None if facts.optional and text in ("None", "none") else read(text)
 
 
 def whole_number(text: str) -> int:

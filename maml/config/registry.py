@@ -101,6 +101,13 @@ def readers(kind: str, field: str) -> list[str]:
     return [each.name for each in known(kind).values() if field in (each.reads or ())]
 
 
+def is_read(field: str, config: Any) -> bool:
+    """Return whether a field may have an effect with the components of ``config``."""
+    kinds = {kind: getattr(config, kind) for kind in KINDS if readers(kind, field)}
+    # A user's own component may read any field.
+    return all(is_theirs(name) or field in find(kind, name).reads for kind, name in kinds.items())
+
+
 learner: Callable[[str], LearnerFacts] = functools.partial(find, "learner")
 network: Callable[[str], NetworkFacts] = functools.partial(find, "network")
 data_set: Callable[[str], DataSet] = functools.partial(find, "data")

@@ -47,7 +47,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
         return config
     listed = (f"{flag(kind)} {name}" for kind, name in names.items())
     said = f"{path}: it names code to import: {' and '.join(listed)}"
-    return with_values(config, **{kind: FromFile(name, said) for kind, name in names.items()})
+    named: dict[str, Any] = {kind: FromFile(name, said) for kind, name in names.items()}
+    return with_values(config, **named)
 
 
 def content_of(path: Path) -> Any:
@@ -71,4 +72,5 @@ def content_of(path: Path) -> Any:
 
 def believed(config: Config) -> Config:
     """Return a configuration from `read` with its components trusted, as by ``--trust``."""
-    return with_values(config, **{kind: str(n) for kind, n in registry.theirs(config).items()})
+    named: dict[str, Any] = {kind: str(n) for kind, n in registry.theirs(config).items()}
+    return with_values(config, **named)

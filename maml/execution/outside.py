@@ -55,7 +55,8 @@ class Reached:
             self.values.append(value)
             if (held := _held(value)) is not None:
                 self._held.append((value, held))
-                waiting += held.values() if isinstance(held, dict) else held
+                if not isinstance(held, int):
+                    waiting += held.values() if isinstance(held, dict) else held
             waiting += (more := list(_leads_to(value)))
             self.is_whole &= held is not None or bool(more) or _can_be_copied(value)
         self.is_whole &= not waiting
@@ -103,10 +104,10 @@ def outside_of(owner: nn.Module, *functions: Any) -> Reached:
     return Reached(*roots, without=parts)
 
 
-def _held(value: Any) -> dict[Any, Any] | list[Any] | None:
-    """Return what a value holds, by name or in order; None if it holds nothing that may change."""
+def _held(value: Any) -> dict[Any, Any] | list[Any] | int | None:
+    """Return what a value holds, by name or in order, of a tensor its version; None: nothing."""
     if isinstance(value, Tensor):
-        return [0 if value.is_inference() else value._version]
+        return 0 if value.is_inference() else value._version
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list | tuple | set | frozenset | deque):
@@ -117,8 +118,8 @@ def _held(value: Any) -> dict[Any, Any] | list[Any] | None:
         names = sorted(globals_of(value.__code__) & value.__globals__.keys())
         return {name: value.__globals__[name] for name in names}
     if isinstance(value, type) and _is_theirs(value):
-        # `copy.deepcopy` writes one of these names, and annotations may be anything.
-        unread = "__slotnames__", "__annotations__"
+        # Python's own: of `copy.deepcopy`, of annotations, and of abstract classes.
+        unread = "__slotnames__", "__annotations__", "_abc_impl"
         return {name: held for name, held in vars(value).items() if name not in unread}
     if _is_theirs(type(value)):
         slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
@@ -149,6 +150,8 @@ def _leads_to(value: Any) -> Iterator[Any]:
 
 
 def _is_same(before: Any, now: Any) -> bool:
+    if isinstance(before, int):
+        return bool(before == now)
     if len(before) != len(now):
         return False
     if isinstance(before, dict):

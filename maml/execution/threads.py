@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrize
 
 from maml.execution.copies import closed_copy, own_hooks
@@ -53,40 +52,38 @@ def spread(
     devices = {torch.get_default_device().type, *(p.device.type for p in owner.parameters())}
     several &= not alone and devices == {"cpu"} and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
-    # Fused attention has no second derivative. This setting applies to all threads.
-    with sdpa_kernel(SDPBackend.MATH):
-        with copying or contextlib.nullcontext():
-            copies = _copies(owner, n_threads) if n_threads > 1 else []
-        cores = 1 if alone else torch.get_num_threads() // (n_threads if copies else 1)
-        if not copies or in_turn:
-            with _cores_each(cores):
-                yield from (function(owner, item) for item in items)
-            return
-        free: queue.SimpleQueue[M] = queue.SimpleQueue()
-        for own in copies:
+    with copying or contextlib.nullcontext():
+        copies = _copies(owner, n_threads) if n_threads > 1 else []
+    cores = 1 if alone else torch.get_num_threads() // (n_threads if copies else 1)
+    if not copies or in_turn:
+        with _cores_each(cores):
+            yield from (function(owner, item) for item in items)
+        return
+    free: queue.SimpleQueue[M] = queue.SimpleQueue()
+    for own in copies:
+        free.put(own)
+
+    def one(item: Item) -> T:
+        own = free.get()
+        try:
+            return function(own, item)
+        finally:
             free.put(own)
 
-        def one(item: Item) -> T:
-            own = free.get()
-            try:
-                return function(own, item)
-            finally:
-                free.put(own)
-
-        waiting: deque[Future[T]] = deque()
-        with _cores_each(cores):
-            try:
-                for item in items:
-                    run = contextvars.copy_context().run  # with the caller's context variables
-                    waiting.append(_pool(n_threads, cores).submit(run, one, item))
-                    if len(waiting) > AHEAD * n_threads:
-                        yield waiting.popleft().result()
-                while waiting:
+    waiting: deque[Future[T]] = deque()
+    with _cores_each(cores):
+        try:
+            for item in items:
+                run = contextvars.copy_context().run  # with the caller's context variables
+                waiting.append(_pool(n_threads, cores).submit(run, one, item))
+                if len(waiting) > AHEAD * n_threads:
                     yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-                wait(waiting)
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            wait(waiting)
 
 
 def _copies(owner: M, count: int) -> list[M]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -56,12 +57,10 @@ class Learner(nn.Module, ABC):
     and do not read the module's own parameters.
 
     Attributes:
-        metric_names: The metrics that `metrics` returns, in order; some names are reserved
-            (`maml.learners.objectives`).
+        metric_names: The metrics that `metrics` returns, in order, but no reserved names.
         objective: The loss and the metrics that score the outputs.
         criterion: The function that `loss` calls: the objective's loss, or another one.
-        batching: How B tasks are computed without kernels: "vmap" computes all at once; "tasks"
-            computes one by one, which is right for any network and loss.
+        batching: How B tasks are computed without kernels: all at once, or one by one.
         draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
         shares: Whether the losses write what threads would share (`maml.execution.outside`). None:
             the next call finds out, in one thread.
@@ -246,35 +245,32 @@ class Learner(nn.Module, ABC):
         way = self.config.meta_gradient
         if not checked:
             way = self.checked_way(meta_params, tasks, phase)
+        state = functools.partial(self.training_problem, phase=phase)
         found = differentiate.meta_gradient(
-            lambda params: self.training_problem(params, phase),
-            meta_params,
-            tasks,
-            way,
-            self.batching,
-            checked=True,
+            state, meta_params, tasks, way, self.batching, checked=True
         )
         return found._replace(metrics=self._measured(found.outputs, tasks.query_y))
 
     @torch.enable_grad()
-    def checked_way(self, meta_params: Params, tasks: Any, phase: int) -> Way:
-        """Call `reading.checked_way` once for each phase and size of tasks; remember the result.
-
-        ``tasks`` may be a list of batches of one task, of any sizes: it is checked once a phase.
+    def checked_way(
+        self, meta_params: Params, tasks: Any, phase: int, look: Callable[[], None] = lambda: None
+    ) -> Way:
+        """Call `reading.checked_way` once for each phase and size of tasks (a list: each phase).
+        ``look`` is called before what the losses have written is put back.
         """
-        # The sizes are in the key, because losses may read other parameters for a larger set.
+        # With the sizes, because losses may read other parameters for a larger set.
         leaves = [] if isinstance(tasks, list) else pytree.tree_leaves(tasks)
         key = (phase, self.network.training, *meta_params, *(leaf.shape[1:] for leaf in leaves))
         if key not in self.checked:
             if len(self.checked) > MOST_CHECKED:
                 self.checked.clear()
             params = {n: p.detach().requires_grad_() for n, p in meta_params.items()}
+            way = self.config.meta_gradient
             with draws.alone(), kept(), draws.of_task(draws.NONE), alone_with(self.network):
                 problem = self.training_problem(params, phase)
                 with Trial(self.network, self.criterion):
-                    self.checked[key] = checked_way(
-                        problem, tasks, self.config.meta_gradient, self.frozen
-                    )
+                    self.checked[key] = checked_way(problem, tasks, way, self.frozen)
+                    look()
         return self.checked[key]
 
     def adapted(self, meta_params: Params, task: Task, steps: int) -> Params:

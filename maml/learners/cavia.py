@@ -6,7 +6,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from datasets.flags import flag
 from datasets.generators import drawn
 from maml.config import Config
 from maml.errors import UserError
@@ -22,19 +21,11 @@ COMPONENTS = {
         "like": "maml",
         "attribute": "CAVIA",
         "help": "adapts a small context that modulates one layer of the network",
-        "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order",
-            "shots", "queries", "eval_queries",
-        ),
+        "reads": ("context",),
+        "ignores": {"adapt": "adapts its context alone"},
         "refuses": {"inner_steps": {0: "would have no use for its context"}},
     }
 }  # fmt: skip
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    context: int = flag(100, "Size of the context, which is all that adapts.", least=1)
 
 
 class CAVIA(MAML):

@@ -42,11 +42,10 @@ def training_task(config: Config) -> tuple[int, int]:
 
     Reptile's preset has ten training shots. A learner that does not read them ignores them.
     """
-    reads = registry.learner(config.learner).reads
     ways, shots = config.ways, config.shots
-    if reads is None or "train_ways" in reads:
+    if registry.is_read("train_ways", config):
         ways = config.train_ways or ways
-    if reads is None or "train_shots" in reads:
+    if registry.is_read("train_shots", config):
         shots = config.train_shots or shots
     return ways, shots
 

@@ -1,9 +1,7 @@
 """MAML with implicit gradients (Rajeswaran et al. 2019, arXiv:1909.04630)."""
 
 import dataclasses
-from typing import Literal
 
-from datasets.flags import RESULT, flag
 from maml.learners.maml import MAML
 from maml.metagradient.problem import Implicit, Problem
 from maml.params import Params
@@ -14,39 +12,12 @@ COMPONENTS = {
         "attribute": "IMAML",
         "help": "the implicit gradient of a regularised inner loop",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt", "shots",
-            "queries", "eval_queries",
+            "proximal", "cg_steps", "cg_damping", "cg_lambda", "pull", "eval_proximal"
         ),
+        "ignores": {"order": "has an implicit gradient"},
         "refuses": {"meta_gradient": {"reverse": "has an implicit gradient, no pass back"}},
     }
 }  # fmt: skip
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    proximal: float = flag(
-        2.0, "Strength λ of the pull that the initial weights exert on the adapted ones.", above=0
-    )
-    cg_steps: int = flag(5, "Steps of conjugate gradient for each task's meta-gradient.", least=0)
-    cg_damping: float = flag(
-        0.0,
-        "Damping δ: conjugate gradient solves (1 + δ) I + H/λ; 0: the paper's equation.",
-        least=0,
-    )
-    cg_lambda: float | None = flag(
-        None, "Divisor of the Hessian in conjugate gradient, for λ [--proximal].", above=0
-    )
-    pull: Literal["each-step", "end"] = flag(
-        "each-step", "When the initial weights pull: with each inner step, or once, after."
-    )
-    eval_proximal: float | None = flag(
-        None,
-        "λ at validation and test, where it pulls with each step [--proximal].",
-        RESULT,
-        least=0,
-        chooses=True,
-    )
 
 
 class IMAML(MAML):

@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from datasets.flags import flag
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.learners.adapting import adapting, tree
@@ -30,7 +29,7 @@ COMPONENTS = {
         "help": "initial weights from which a few inner steps suit a task",
         "reads": (
             "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "shots", "queries", "eval_queries",
+            "label_smoothing", "shots", "queries", "eval_queries",
         ),
     },
     "anil": {"like": "maml", "help": "adapts only the output layer", "adapts": "@head"},
@@ -48,18 +47,6 @@ COMPONENTS = {
         "refuses": {"inner_steps": {0: "would have no use for its matrices"}},
     },
 }  # fmt: skip
-
-
-class Flags:
-    """Flags that only this file's components, and components ``like`` one of them, read."""
-
-    label_smoothing: float = flag(
-        0.0,
-        "Share of each label that is divided among all classes, in both loops; the losses of "
-        "validation and test have none.",
-        least=0,
-        most=1,
-    )
 
 
 class MAML(Learner):

@@ -4,7 +4,6 @@ import dataclasses
 
 import torch
 
-from datasets.flags import flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.learners.adapting import tree
@@ -20,31 +19,16 @@ COMPONENTS = {
         "attribute": "MAMLpp",
         "help": "MAML++: rates, norms and query losses of each step",
         "refuses": {"inner_steps": {0: "would have no step to learn rates of"}},
+        "reads": (
+            "lslr", "per_step_norm", "msl_epochs", "first_order_epochs", "iterations_per_epoch"
+        ),
         "adapts": "*,@norm=0",
     }
-}
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    lslr: bool = flag(True, "Learn an inner rate for each tensor and step, from --inner-lr on.")
-    per_step_norm: bool = flag(True, "Learn the batch norms' scale and shift for each inner step.")
-    msl_epochs: int = flag(
-        10,
-        "First epochs: query losses of all steps count, less with each epoch; 0: only the last.",
-        least=0,
-    )
-    first_order_epochs: int = flag(
-        0, "Epochs of first-order meta-gradients to begin with.", least=0
-    )
-    iterations_per_epoch: int = flag(
-        500, "Iterations that --msl-epochs and --first-order-epochs count as an epoch.", least=1
-    )
+}  # fmt: skip
 
 
 class MAMLpp(MAML):
-    """MAML with the changes that MAML++ makes to the inner problem, each with one of the `Flags`.
+    """MAML with the changes that MAML++ makes to the inner problem, each with a flag.
 
     In the paper they are LSLR (``--lslr``: section 4, equation 4), BNWB (``--per-step-norm``), MSL
     (``--msl-epochs``: equation 3) and DA (``--first-order-epochs``); docs/learners.md has the flags

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from datasets.episodes import Episodes, shuffled
-from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.learners.adapting import tree
 from maml.learners.data import training_task
@@ -22,33 +21,14 @@ COMPONENTS = {
         "like": "maml",
         "attribute": "Reptile",
         "help": "moves the initial weights towards the adapted ones",
-        "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "adapt",
-            "train_shots", "shots", "queries", "eval_queries",
-        ),
+        "reads": ("train_shots", "inner_batch", "eval_inner_batch", "keep_moment"),
+        "ignores": {"order": "has no pass back: its gradient is a difference"},
         "refuses": {
             "meta_gradient": {"reverse": "has no pass back: its gradient is a difference"},
             "inner_steps": {0: "would not move"},
         },
     }
 }  # fmt: skip
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    inner_batch: int | None = flag(
-        None, "Support examples of an inner step while training [all].", least=1
-    )
-    eval_inner_batch: int | None = flag(
-        None, "The same at validation and test [all].", RESULT, least=1, chooses=True
-    )
-    keep_moment: bool = flag(
-        False,
-        "Learn Adam's second moment, with which each task begins. Without the flag each task "
-        "begins with none.",
-        read_with=("inner_optimizer", "adam0"),
-    )
 
 
 class Reptile(MAML):

@@ -5,7 +5,6 @@ So the strategies, logs and checkpoints of meta-learners serve a classifier, too
 
 from datasets import open_batches
 from datasets.batches import Batches
-from datasets.flags import RESULT, flag
 from maml.config import Config
 from maml.learners.data import data_options
 from maml.learners.noadapt import NoAdaptation
@@ -17,21 +16,13 @@ COMPONENTS = {
         "adapts_at_test": False,
         "help": "ordinary classification: a task is a mini-batch, without an inner loop",
         "tasks": "batches",
-        "reads": ("batch_size",),
+        "reads": ("batch_size", "epochs"),
         "refuses": {
             "kernels": {"native": "has no inner loop"},
             "meta_gradient": {"mixed": "has no inner loop"},
         },
     }
 }
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    epochs: int | None = flag(
-        None, "Passes over the training examples, in place of --iterations.", RESULT, least=1
-    )
 
 
 class Supervised(NoAdaptation):

@@ -163,11 +163,8 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     dtypes = {each.to_real() for each in given} or {torch.float32}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         named = ", ".join(sorted(map(str, given)))
-        raise UserError(
-            f"module: its parameters are {named}; give float32 or float64 alone (complex64 goes "
-            "with float32, and complex128 with float64)"
-        )
-    dtype = str(dtypes.pop()).removeprefix("torch.")
+        raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
+    dtype: Any = str(dtypes.pop()).removeprefix("torch.")
     return with_values(
         config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0
     )

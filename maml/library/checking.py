@@ -37,9 +37,19 @@ def check(
 
     ``reaching``: what the loss has `reached` of the user's module. The learner calls a copy.
     """
+
+    def look() -> None:
+        if _keeps(learner.network, reaching):
+            warnings.warn(
+                "loss: it reaches the module, where forward keeps what it computes, but the "
+                "learner calls a copy: if the loss reads this, it sees an old value; let forward "
+                "return it",
+                stacklevel=2,
+            )
+
     try:
         with lost_writes(lambda line: warnings.warn(f"module: {line}", stacklevel=2)):
-            learner.checked_way(params, tasks, phase)
+            learner.checked_way(params, tasks, phase, look)
     except ForeignError as error:
         raise UserError(
             "the loss reads a parameter that is not the module's, or not by calling the module, "
@@ -54,12 +64,6 @@ def check(
             f'no loss reads {unread}: make the learner again with freeze="…", a pattern of these '
             'names as "layer.*", or begin with tasks whose branch of the module reads them'
         ) from error
-    if _keeps(learner.network, reaching):
-        warnings.warn(
-            "loss: it reaches the module, where forward keeps what it computes, but the learner "
-            "calls a copy: if the loss reads this, it sees an old value; let forward return it",
-            stacklevel=2,
-        )
 
 
 def _keeps(network: nn.Module, names: list[tuple[str, str]]) -> bool:

@@ -5,7 +5,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
@@ -113,8 +112,7 @@ def adapted(learner: Learner, meta_params: Params, support: Task, steps: int) ->
     """Adapt to a support set ``[E, …]``. The result is differentiable if gradients are enabled."""
     support = pytree.tree_map(torch.clone, support)  # the caller may use its memory again
     if torch.is_grad_enabled():
-        with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-            return FastModule(learner, learner.adapted(meta_params, support, steps), support)
+        return FastModule(learner, learner.adapted(meta_params, support, steps), support)
     alone = pytree.tree_map(lambda part: part[None], support)
     problem, at = learner.adapt(meta_params, alone, steps)
     found = problem.params({name: tensor[0] for name, tensor in at.items()}, problem.last_step)

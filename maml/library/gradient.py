@@ -47,9 +47,10 @@ def meta_gradient(
             memory does not grow with the steps). The results differ only by rounding.
         batching: How to compute tasks without kernels: "vmap" (all at once) or "tasks" (one after
             the other, as a plain loop does). "auto" takes "vmap" if it gives the same as a loop,
-            and the losses keep nothing outside. It tries both on a few tasks, in a problem's first
-            call with two tasks or more. The trial leaves nothing behind. There is none, but
-            "tasks", if the losses reach what cannot be copied, as a lock or an open file.
+            the losses keep nothing outside, and one task is not enough work for a core. It tries
+            both on a few tasks, in a problem's first call with two tasks or more, and leaves
+            nothing behind. If the losses reach what cannot be copied, as a lock or an open file, it
+            tries nothing, and takes "tasks".
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -67,8 +68,13 @@ def meta_gradient(
             return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
         leaves, spec = pytree.tree_flatten(tasks)
         kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-        key = (_identity(state), kinds, str(spec), way)
+        code, constants = _identity(state)
+        # Code that writes outside may count there. Its tasks are computed one by one anyway.
+        any_count: Any = (code, kinds, str(spec), way)
+        key = any_count if any_count in _KNOWN else (any_count, constants)
         found = _found(key, state, meta_params, tasks, way)
+        if found.shares and key != any_count:
+            _KNOWN[any_count], key = _KNOWN.pop(key), any_count
         if not found.draws:
             of_all = _without_draws(state, meta_params, tasks, way, found.batching)
             if of_all is not None:
@@ -101,7 +107,8 @@ def _found(
         if n_tasks_of(tasks) < 2:
             return Found("tasks")  # one task cannot show a difference
         some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-        found = batching_of(state, meta_params, some, way, code=state)
+        on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
+        found = batching_of(state, meta_params, some, way, code=state, weigh=on_cpu)
         _KNOWN[key] = found._replace(fills=found.fills and known is None)
     _KNOWN.move_to_end(key)
     if len(_KNOWN) > KNOWN:
@@ -109,14 +116,16 @@ def _found(
     return _KNOWN[key]
 
 
-def _identity(state: Callable[[Params], Problem]) -> tuple[Any, ...]:
-    """Return a problem's key: the code, networks, ints and strings that it reaches, no tensors."""
-    found: list[Any] = []
+def _identity(state: Callable[[Params], Problem]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a problem's key: code and networks that it reaches; and ints and strings."""
+    code, constants = list[Any](), list[Any]()
     for value in Reached(state).values:
         if isinstance(value, FunctionType):
-            found.append(value.__code__)
+            code.append(value.__code__)
         elif isinstance(value, nn.Module):
-            found.append((value, value.training))
-        elif isinstance(value, (int, str, type)):
-            found.append(value)
-    return tuple(found)
+            code.append((value, value.training))
+        elif isinstance(value, type):
+            code.append(value)
+        elif isinstance(value, (int, str)):
+            constants.append(value)
+    return tuple(code), tuple(constants)

@@ -19,14 +19,13 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
-from maml.execution.trial import Trial
 from maml.learners import Learner, one_by_one
-from maml.learners.objectives import classes_of, for_targets
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
-from maml.library.fast_module import FastModule, adapted, first_outputs
+from maml.library.fast_module import FastModule, adapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
+from maml.library.labels import Labels
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching, alike, joined, unstacked
@@ -62,7 +61,6 @@ class MetaLearner(checking.Waiting):
             `distributed`, only of this process's tasks.
     """
 
-    _of_classes = False
     _reaching: list[tuple[str, str]] = []
 
     @alone()
@@ -100,7 +98,8 @@ class MetaLearner(checking.Waiting):
         own = F.cross_entropy if loss is None else loss_of(loss, module)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
-        self._of_classes, self._reaching = loss is None, checking.reached(own, module)
+        self._labels = Labels(own, of_classes=loss is None)
+        self._reaching = checking.reached(own, module)
         distribution.same_everywhere(self._made_of, learner, loss)
 
     @classmethod
@@ -123,11 +122,10 @@ class MetaLearner(checking.Waiting):
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
         self._loss, self._warned = loss, False
+        self._labels = Labels(loss)
         # One entry for each mode, because dropout draws only in training mode.
         self._found: dict[bool, Found] = {}
         self._told = set[bool]()
-        self._told_apart: dict[tuple[int, int], int] = {}
-        self._accepted = set[tuple[int, ...]]()
         self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
         self.learner.shares = None
         self._learning = checking.begin_learning(self.learner)
@@ -230,7 +228,7 @@ class MetaLearner(checking.Waiting):
         if empty and self._loss is not None:
             raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
         by_ways = self.learner.any_ways and inputs.n_examples(tasks[0].support_y)
-        learner = self.learner if by_ways else self._measuring(tasks)
+        learner = self.learner if by_ways else self._labels.measuring(self.learner, tasks)
         places: dict[int | None, list[int]] = {}
         for i, task in enumerate(tasks):
             ways = ways_of(i, task) if by_ways else None
@@ -241,58 +239,6 @@ class MetaLearner(checking.Waiting):
                 own = copy.copy(learner)
                 own.config = with_values(own.config, ways=ways, train_ways=None)
             yield own, of_ways
-
-    def _measuring(self, tasks: list[Task]) -> Learner:
-        """Return a learner that measures accuracy if the targets are classes of the outputs."""
-        _, own, x, y = next(unstacked(tasks[0]))
-        nests = [type(part).__name__ for part in (own, y) if not isinstance(part, Tensor)]
-        of_numbers = not isinstance(y, Tensor) or y.is_floating_point() or y.is_complex()
-        if self._of_classes and (nests or of_numbers):
-            what = f"its targets are a {nests[0]}" if nests else f"query_y is {y.dtype}"
-            raise UserError(
-                f"task 0: {what}, and the default loss is of classes; give loss="
-                "torch.nn.functional.cross_entropy for their shares [E, N], mse_loss or another one"
-            )
-        classes = 0 if of_numbers else self._classes(x, y)
-        for i, task in enumerate(tasks if classes else ()):
-            sets = next(unstacked(task))
-            for part, (of_x, of_y) in (("support", sets[:2]), ("query", sets[2:])):
-                self._check_labels(f"task {i}: {part}_y", of_x, of_y)
-        parts = y.dim() - 1 if classes else 0
-        if self._loss is None or (classes and not parts):
-            return self.learner  # its own metrics fit
-        learner = copy.copy(self.learner)
-        learner.objective = for_targets(
-            learner.objective, classes, parts, classes_first=self._of_classes
-        )
-        learner.metric_names = learner.objective.names
-        return learner
-
-    def _classes(self, x: Tensor, y: Tensor) -> int:
-        """Return the number of classes in outputs for ``x [E, …]``; 0: ``y`` are not classes."""
-        key = y.dim(), len(y)
-        if key not in self._told_apart:
-            self._told_apart[key] = classes_of(first_outputs(self.learner, x), y, self._of_classes)
-        return self._told_apart[key]
-
-    def _check_labels(self, what: str, x: Tensor, y: Tensor) -> None:
-        """Refuse labels outside the classes, unless the loss accepts the set, to ignore them."""
-        if not isinstance(y, Tensor):
-            return
-        classes = self._classes(x, y) if len(y) else 0
-        strange = tuple(y[(y < 0) | (y >= classes)].unique().tolist())
-        if not strange or strange in self._accepted:
-            return
-        try:
-            outputs = first_outputs(self.learner, x)
-            with Trial(self._loss):
-                self.learner.loss(outputs, y)
-        except Exception as error:
-            raise UserError(
-                f"{what} has the label {strange[-1]}; the module tells {classes} classes apart, "
-                f"with labels from 0 to {classes - 1}"
-            ) from error
-        self._accepted.add(strange)
 
     def _find_way(self, own: Learner, params: Params, tasks: list[Task]) -> None:
         """Find out how to compute tasks. The first calls in each mode determine this.
@@ -306,8 +252,7 @@ class MetaLearner(checking.Waiting):
             return
         network, criterion = own.network, own.criterion
         with draws.alone(), alone_with(network):
-            with Trial(network, criterion):
-                checking.check(own, params, tasks, self._phase, self._reaching)
+            checking.check(own, params, tasks, self._phase, self._reaching)
             if self._asked is not None:
                 found = Found(self._asked)
             else:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.execution.exact import Exact
 from maml.metagradient import draws
 from maml.metagradient.by_task import each_task
 from maml.metagradient.problem import Problem, called
@@ -89,9 +88,8 @@ class Derivatives:
         if self.alone:
             with draws.at(part, step):
                 return one(params, tasks)
-        with Exact():
-            found: tuple[Tensor, Tensor] = each_task(one, "vmap")(params, tasks)
-            return found
+        found: tuple[Tensor, Tensor] = each_task(one, "vmap")(params, tasks)
+        return found
 
     def _batch(self, tensor: Tensor) -> Tensor:
         return tensor.detach()[None] if self.alone else tensor.detach()

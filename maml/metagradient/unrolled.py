@@ -3,7 +3,6 @@
 The functions for one task are pure, so ``torch.func.vmap`` can batch them over tasks.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -11,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from maml.execution.exact import Exact
 from maml.metagradient import draws
 from maml.metagradient.by_task import Batching, each_task
 from maml.metagradient.problem import Outer, Problem, called
 from maml.metagradient.rules import make_rule
-from maml.networks.loss import NetworkLoss, is_ours
 from maml.networks.stack import remembering
 from maml.params import Params
 
@@ -105,11 +102,8 @@ def through_loop(problem: Problem, tasks: Any, batching: Batching = "vmap") -> O
     leaves, structure = pytree.tree_flatten(problem.tensors())
     leaves = [leaf.detach().requires_grad_() for leaf in leaves]
     own = problem.at(pytree.tree_unflatten(leaves, structure))
-    # Our own networks have none of these layers, so they skip the check of every operation.
-    known = isinstance(problem.support, NetworkLoss) and is_ours(problem.support.network)
     take = by_autograd if batching == "tasks" else None
-    with contextlib.nullcontext() if known or take else Exact():
-        losses, outputs = each_task(lambda task: outer_loss(own, task, take), batching)(tasks)
+    losses, outputs = each_task(lambda task: outer_loss(own, task, take), batching)(tasks)
     # Some tensors may be unused, at some step or to first order.
     gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
     by_name = pytree.tree_unflatten(gradients, structure)

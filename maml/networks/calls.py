@@ -23,6 +23,7 @@ from maml.execution.meanwhile import Replaced
 from maml.networks.ordinary import SECOND_ORDER, own_name, tensors
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
+from maml.ops.instead import instead
 from maml.params import Params, of_kind
 
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
@@ -54,7 +55,7 @@ def apply(
             given = {name: tensor.detach() for name, tensor in given.items()}
         # A layer in two places has its tensors under one name only. Torch's own ties would swap
         # them twice, and leave the call's tensors in the network.
-        with _calling(network, given), _nothing_escapes(network):
+        with _calling(network, given), _nothing_escapes(network), instead():
             outputs, used = torch.func.functional_call(
                 network, given, (x, statistics), tie_weights=False
             )

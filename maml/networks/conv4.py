@@ -10,14 +10,13 @@ Shape legend: E examples, C channels, H W pixels, N ways.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from datasets.flags import flag
 from maml.errors import UserError
 from maml.kernels import library
 from maml.kernels.convnet import DTYPES, Shape, lay_out
@@ -30,40 +29,19 @@ COMPONENTS = {
         "attribute": "Conv4",
         "help": "four strided blocks, spatial mean",
         "options": {"pool": False, "mean": True},
+        "reads": ("filters", "leak", "norm_eps", "head_init"),
     },
     "conv4-flat": {
-        "attribute": "Conv4",
+        "like": "conv4",
         "help": "four strided blocks, flattened",
         "options": {"pool": False, "mean": False},
     },
     "conv4-pool": {
-        "attribute": "Conv4",
+        "like": "conv4",
         "help": "four blocks with max-pools, flattened",
         "options": {"pool": True, "mean": False},
     },
 }
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    filters: int = flag(
-        64,
-        "Channels of each of the network's convolutions; compiled kernels need a multiple of the "
-        "processor's vector: 8, or 16 with AVX-512 (in float64 half of that).",
-        least=1,
-    )
-    leak: float = flag(
-        0.0,
-        "Slope of the networks' activations below zero: 0 is ReLU, MAML++'s leaky ReLU has 0.01.",
-        least=0,
-        below=1,
-    )
-    norm_eps: float = flag(1e-3, "Added to the variance by batch normalisation.", above=0)
-    head_init: Literal["small", "normal", "xavier"] = flag(
-        "small",
-        "Initial weights of the output layer: normal with σ 0.01, N(0, 1), or Xavier's uniform.",
-    )
 
 
 HEAD_INITS: dict[str, Callable[[Tensor], object]] = {

@@ -13,7 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import Function, forward_ad
 
 from maml.errors import UserError
-from maml.execution.refused import refuse_as_torch
+from maml.ops.refused import refuse_as_torch
 
 Statistics: TypeAlias = tuple[tuple[Tensor, Tensor], ...]
 """(mean [C], biased variance [C]) of every normalisation, in order of use."""

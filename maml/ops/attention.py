@@ -29,6 +29,7 @@ from torch import Tensor
 
 from maml.ops.operation import Operation, Tensors
 
+_OF_TORCH = F.scaled_dot_product_attention
 BLOCK = 2**20
 """About as many weights are computed at once, over all leading dimensions."""
 LEAST_ROWS = 32
@@ -57,8 +58,8 @@ def attention(
         v: Values ``[…, M, dv]``.
         mask: ``[…, L, M]``, or of a shape that broadcasts to it. Boolean: True where a query sees a
             key. Floating point: added to the scores.
-        dropout: The probability with which a weight becomes zero. One number is drawn from torch's
-            global generator, and gives all weights' draws a seed.
+        dropout: The probability with which a weight becomes zero. Short sequences draw as torch's
+            plain way does. Else one number of torch's global generator seeds all weights' draws.
         causal: Whether query i sees keys 0 … i only.
         window: Query i sees keys i − window + 1 … i only; needs ``causal``.
         scale: s; None: 1/√d.
@@ -75,13 +76,12 @@ def attention(
     q, k, v = (t.expand(*lead, *t.shape[-2:]) for t in (q, k, v))
     if mask is not None:
         mask = mask.reshape(*(1,) * (q.dim() - mask.dim()), *mask.shape)
-    seed = int(torch.randint(2**62, (), device="cpu")) if dropout else None
     s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    operation = Attention(s, causal, window, dropout, seed)
     learned = mask is not None and mask.requires_grad  # then the mask's gradient has all pairs
-    short = q.shape[-2] * k.shape[-2] <= SHORT
-    (found,) = operation.plain(q, k, v, mask) if short or learned else operation(q, k, v, mask)
-    return found
+    if q.shape[-2] * k.shape[-2] <= SHORT or learned:
+        return Attention(s, causal, window, dropout).plain(q, k, v, mask)[0]
+    seed = int(torch.randint(2**62, (), device="cpu")) if dropout else None
+    return Attention(s, causal, window, dropout, seed)(q, k, v, mask)[0]
 
 
 def _repeated(heads: Tensor, n: int) -> Tensor:
@@ -118,8 +118,10 @@ class Attention(Operation):
         whole = slice(0, q.shape[-2]), slice(0, k.shape[-2])
         scores = _masked(self.scale * (q @ k.mT), self._visible(*whole, q.device), mask)
         weights = _softmax(scores, may_be_empty=mask is not None)
-        if self.dropout:
+        if self.seed is not None:
             weights = weights * torch.cat(list(self._factors(q, k.shape[-2])), -2)
+        elif self.dropout:
+            weights = F.dropout(weights, self.dropout)
         return (weights @ v,)
 
     def value(self, *inputs: Tensor | None) -> tuple[tuple[Tensor], tuple[()]]:
@@ -136,9 +138,7 @@ class Attention(Operation):
         own_q, own_k, own_v = (t.reshape(-1, *heads, *t.shape[-2:]) for t in (q, k, v))
         if mask is not None:
             mask = _flat(mask, q.shape[:-3]).expand(-1, -1, q.shape[-2], k.shape[-2])
-        found = F.scaled_dot_product_attention(
-            own_q, own_k, own_v, mask, is_causal=self.causal, scale=self.scale
-        )
+        found = _OF_TORCH(own_q, own_k, own_v, mask, is_causal=self.causal, scale=self.scale)
         return (found.view(*q.shape[:-1], v.shape[-1]),), ()
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:

@@ -56,7 +56,8 @@ def run_program(main: Callable[[list[str]], object], arguments: list[str]) -> No
     except SystemExit as error:
         # Code of a user's own, in the middle of the work: its code 0 would say that all is done.
         _say(UserError(f"the program was told to end: {described(error)}"))
-        _exit(error.code if isinstance(error.code, int) and error.code else 1)
+        # The system keeps the code's lowest eight bits.
+        _exit((error.code % 256 or 1) if isinstance(error.code, int) else 1)
     except BaseException:
         if not _has_peers():
             raise

@@ -10,6 +10,7 @@ import io
 import os
 import select
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,29 @@ class Stream(io.FileIO):
         super().__init__(number, "w", closefd=False)
         self.failure: OSError | None = None
         self.kept = b""
+        self._writing = threading.RLock()  # python -u has no buffer with a lock before it
 
     def write(self, content: Any) -> int:
         """Write all of it, or keep it; never raise."""
         text = bytes(content)
-        self.kept += text
-        try:
-            self._write_kept()
-        except OSError as error:
-            if self.failure is None and _log is not None and self.fileno() == 1:
-                line = f"standard output: {error.strerror}; the rest is in {_log}"
-                print(line, file=sys.stderr, flush=True)
-            self.failure = self.failure or error
-            self.turn()
+        with self._writing:
+            self.kept += text
+            try:
+                self._write_kept()
+            except OSError as error:
+                if self.failure is None and _log is not None and self.fileno() == 1:
+                    line = f"standard output: {error.strerror}; the rest is in {_log}"
+                    print(line, file=sys.stderr, flush=True)
+                self.failure = self.failure or error
+                self.turn()
         return len(text)
 
     def turn(self) -> None:
         """Put the log in the place of a stream that has failed, also for libraries in C."""
-        if self.kept and _log is not None:
-            with contextlib.suppress(OSError), open(no_link(_log), "ab") as file:
-                os.dup2(file.fileno(), self.fileno())
+        with self._writing, contextlib.suppress(OSError):
+            if self.kept and _log is not None:
+                with open(no_link(_log), "ab") as file:
+                    os.dup2(file.fileno(), self.fileno())
                 self._write_kept()
 
     def _write_kept(self) -> None:

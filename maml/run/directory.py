@@ -149,7 +149,7 @@ def read_config(run_dir: Path, *, trust: bool = False) -> Config:
 def config_here(run_dir: Path, data_root: str | None, device: str | None, *, trust: bool) -> Config:
     """Return `read_config`, changed to one process here with ``data_root`` and ``device``."""
     config = with_values(read_config(run_dir, trust=trust), strategy="local")
-    here = {"data_root": data_root, "device": device}
+    here: dict[str, Any] = {"data_root": data_root, "device": device}
     config = with_values(config, **{n: v for n, v in here.items() if v is not None})
     if config.threads is not None and config.threads > most_threads():
         # The run's machine may have had more cores. Results do not depend on the threads.

@@ -69,8 +69,7 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate([*lines, last], start=1):
         try:
-            # An endless whole number would be too large for a float.
-            row = json.loads(line, parse_int=lambda n: int(n) if len(n) < 20 else float(n))
+            row = _parsed(line)
         except (ValueError, RecursionError):
             if number > len(lines) or (mended and line.startswith(b"{")):
                 continue
@@ -83,6 +82,11 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def _parsed(text: str | bytes) -> Any:
+    """Return what JSON says; a whole number that would be too large for a float becomes inf."""
+    return json.loads(text, parse_int=lambda n: int(n) if len(n) < 20 else float(n))
 
 
 def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
@@ -99,7 +103,7 @@ def read_object(path: Path, form: Form) -> dict[str, Any]:
     `maml.run.forms` has the forms.
     """
     try:
-        found = json.loads(regular(path).read_text(encoding="utf-8"))
+        found = _parsed(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
     except (ValueError, RecursionError) as error:

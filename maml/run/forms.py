@@ -43,9 +43,9 @@ def fits(value: Any, form: Form) -> bool:
     return all(fits(value.get(name), of) for name, of in form.items())
 
 
-def misfit(content: dict[str, Any], form: dict[str, Form]) -> str:
+def misfit(content: dict[str, Any], form: Form) -> str:
     """Describe the first entry that does not fit its form or is an empty list; "" if all do."""
-    for name, of in form.items():
+    for name, of in (dict.fromkeys(content, form[str]) if str in form else form).items():
         if not fits(content.get(name), of) or content.get(name) == []:
             return f"{name} is {content.get(name)!r}"[:200]
     return ""

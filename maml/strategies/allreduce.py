@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from datasets.flags import WAY, flag
 from maml.config import Config
 from maml.errors import DivergedError
 from maml.params import Params
@@ -26,19 +25,9 @@ COMPONENTS = {
     "allreduce": {
         "attribute": "AllReduce",
         "help": "all processes take the same step; one flat all-reduce (gloo, nccl)",
+        "reads": ("check_every",),
     }
 }
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    check_every: int = flag(
-        100,
-        "Iterations between checks that ranks hold equal parameters; 0: never.",
-        WAY,
-        least=0,
-    )
 
 
 T = TypeVar("T")

@@ -69,7 +69,7 @@ def _work(sweep: Sweep, workers: int, total: int | None, stop: StopRequest) -> i
     states = {trial.state for trial in sweep.trials()}
     if RUNNING in states:
         say("other processes run the rest")
-    elif WAITING in states:
+    elif WAITING in states and not stop:
         say("a trial was told to stop; the same command continues")
         return 143
     return 1 if FAILED in states else 0

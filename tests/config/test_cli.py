@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import torch
@@ -47,21 +47,21 @@ EXTRA = {
 
 def another(name: str) -> tuple[list[str], Any]:
     """Return the words that give a flag another value than the preset's, and that value."""
-    default, type_ = getattr(PRESETS[GLYPHS], name), get_type_hints(Config)[name]
-    if type_ is bool:
+    default, facts = getattr(PRESETS[GLYPHS], name), FACTS[name]
+    if facts.type is bool:
         words, value = [flag(f"no_{name}" if default else name)], not default
     else:
         value = TEXTS.get(name)
         if value is None and isinstance(default, str):
-            value = next(choice for choice in get_args(type_) if choice != default)
-        if value is None and float in (type_, *get_args(type_)):
+            value = next(choice for choice in facts.choices if choice != default)
+        if value is None and facts.type is float:
             value = (default or 1.0) / 2
         if value is None:
             value = (default or 1) + 1
         words = [flag(name), str(value)]
     words += EXTRA.get(name, "").split()
-    if needs := FACTS[name].read_with:
-        words += [flag(needs[0]), needs[1]]
+    if needs := facts.read_with:
+        words += [flag(needs[0]), str(needs[1])]
     for kind in registry.KINDS:
         readers = [each.name for each in registry.known(kind).values() if name in each.reads]
         reads = registry.find(kind, getattr(PRESETS[GLYPHS], kind)).reads
@@ -214,7 +214,7 @@ def test_data_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{GLYPHS} --learner mamml", "--learner mamml: .*did you mean maml"),
         (f"{SINUSOID} --network conv4", "--network conv4.*--data sinusoid"),
         (f"{SINUSOID} --ways 7", "--ways 7: --data sinusoid has no classes"),
-        (f"{SUPERVISED} --epochs 1 --iterations 6", "--epochs 1 and --iterations 6: "),
+        (f"{SUPERVISED} --epochs 1 --iterations 6", "--iterations 6 is for --epochs None, not 1"),
         (f"{GLYPHS} --data mnist", "--data mnist: has no .*--learner supervised"),
         (f"{GLYPHS} --ps-mode async", "--ps-mode async is not for --strategy auto, but for param-"),
         (

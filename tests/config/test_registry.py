@@ -2,15 +2,17 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from datasets.components import scan
-from datasets.flags import WAY, facts_of
 from maml.config import FLAGS, OF_A_HOST, Config, registry
 from maml.config.fields import MUST_MATCH, OF_THE_RESULT
+from maml.config.flags import WAY, facts_of
 from maml.config.presets import PRESETS
+from tests.launching import REPO, run
 
 FIELDS = {field.name for field in dataclasses.fields(Config)}
 ALL = [(kind, name) for kind in registry.KINDS for name in registry.known(kind)]
@@ -64,3 +66,19 @@ def test_every_field_is_a_flag_of_one_kind() -> None:
     assert {"strategy", "partition", "kernels", "meta_gradient", "timeout"} <= set(of_the_way)
     assert {"data_root", "device", "threads", "run_dir", "logger"} <= set(OF_A_HOST)
     assert {"ps_mode", "iterations", "eval_inner_steps", "test_tasks"} <= set(OF_THE_RESULT)
+
+
+def test_mypy_sees_every_field(tmp_path: Path) -> None:
+    mistakes = {
+        "config.iner_steps": "attr-defined", "Config(nonsense=3)": "call-arg",
+        'Config(ways="five")': "arg-type", "with_values(config, nonsense=3)": "call-arg",
+    }  # fmt: skip
+    right = [f"Config({name}=config.{name})" for name in sorted(FIELDS)]
+    lines = ["from maml.config.fields import Config, with_values", "config = Config()"]
+    (tmp_path / "use.py").write_text("\n".join([*lines, *mistakes, *right]))
+    # Without what the configuration imports: torch alone would take a minute.
+    options = ["--follow-imports=skip", f"--cache-dir={tmp_path}"]
+    command = [sys.executable, "-m", "mypy", *options, tmp_path / "use.py", REPO / "maml/config"]
+    said = run(list(map(str, command)), timeout=120, expect=1).stdout
+    errors = re.findall(r"use.py:(\d+): error: .*\[(.*)\]", said)
+    assert errors == [(str(line), code) for line, code in enumerate(mistakes.values(), 3)], said

@@ -215,13 +215,20 @@ def test_where_the_way_is_given_there_is_no_trial(batching: Any) -> None:
         first = next(counted)
         learner(TASKS)
         calls.append(next(counted) - first - 1)
+    assert len(seen) == (0 if batching == "vmap" else 2 * len(TASKS) * (STEPS + 1))
     # Does each loss read the parameters? For a batch, this is asked for its size, too.
     of_check = (STEPS + 1) * (2 if batching == "vmap" else 1)
     if batching == "auto":
         assert calls[0] > calls[1] + of_check
+        network = dense()
+        state, params = stating(network, loss), dict(network.named_parameters())
+        for first in (next(counted) for _ in range(3)):
+            seen.append(first)
+            maml.meta_gradient(state, params, named(TASKS))
+            calls.append(next(counted) - first - 1)
+        assert calls[2] > calls[3] == calls[4]
     else:
         assert calls[0] == calls[1] + of_check
-    assert len(seen) == (0 if batching == "vmap" else 2 * len(TASKS) * (STEPS + 1))
 
 
 def test_there_is_no_trial_of_what_cannot_be_copied() -> None:
@@ -240,7 +247,7 @@ def test_there_is_no_trial_of_what_cannot_be_copied() -> None:
 
 def test_torch_s_warnings_of_vmap_stop_nothing() -> None:
     """Also in two threads, and the filters are the user's at each time after a call."""
-    filters, n_filters = warnings.filters, len(warnings.filters)
+    filters, n_filters, done = warnings.filters, len(warnings.filters), list[bool]()
 
     def trains() -> None:
         learner = maml.MAML(
@@ -248,15 +255,17 @@ def test_torch_s_warnings_of_vmap_stop_nothing() -> None:
         )
         for _ in range(5):
             learner(TASKS)
+        done.append(True)
 
     with warnings.catch_warnings(action="error"):
         trains()
         threads = [threading.Thread(target=trains) for _ in range(2)]
-        _ = [thread.start() for thread in threads], [thread.join() for thread in threads]
+        for step in (threading.Thread.start, threading.Thread.join):
+            [step(thread) for thread in threads]
         with pytest.raises(UserWarning, match="performance drop"):
             labels = torch.zeros(3, 2, dtype=torch.int64)
             torch.func.vmap(F.multi_margin_loss)(torch.zeros(3, 2, 3), labels)
-    assert warnings.filters is filters and len(filters) == n_filters
+    assert len(done) == 3 and warnings.filters is filters and len(filters) == n_filters
 
 
 UNTOUCHED = """

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from maml.ops import attention as of_blocks
 from maml.ops.attention import attention
+from maml.ops.instead import instead
 
 LEAD, L, M = (2, 3), 7, 9
 
@@ -103,6 +104,24 @@ def test_vmap_and_further_derivatives_equal_torchs() -> None:
         return [of_tasks, torch.func.grad(further)(w), tangent]
 
     for ours, theirs in zip(results(attention), results(by_torch), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_torchs_layers_are_served() -> None:
+    """Multi-head attention, whose weights are not returned, and an encoder layer."""
+    layer = nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, dtype=torch.float64).eval()
+    x = torch.randn(2, L, 6, dtype=torch.float64)
+
+    def second() -> list[Tensor]:
+        params = list(layer.parameters())
+        first = torch.autograd.grad(layer(x).square().sum(), params, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), params))
+
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = second()
+    with instead():
+        found = second()
+    for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from maml.ops.instead import Instead
+from maml.ops.instead import instead
 
 CASES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "1d": (F.conv1d, (2, 4, 9), (6, 4, 3), {"stride": 2}),
@@ -48,7 +48,7 @@ def results(case: str, n_tasks: int, batched: bool) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES)
 def test_over_tasks_equals_one_task_at_a_time(case: str) -> None:
     expected = results(case, 3, batched=False)
-    with Instead():
+    with instead():
         found = results(case, 3, batched=True)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -68,7 +68,7 @@ def test_number_of_convolutions_and_tasks(ours: bool) -> None:
     for n_tasks in (5, 128):
         with _Count() as counted:
             if ours:
-                with Instead():
+                with instead():
                     results("2d", n_tasks, batched=True)
             else:
                 results("2d", n_tasks, batched=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from maml.ops.instead import Instead
+from maml.ops.instead import instead
 
 CASES: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "lstm": (nn.LSTM, {}),
@@ -51,7 +51,7 @@ def test_value_and_two_derivatives_equal_torchs(case: str, packed: bool) -> None
         return pack_padded_sequence(own, LENGTHS, batch_first=first) if packed else own
 
     expected = results(layer, given(), inputs)
-    with Instead():
+    with instead():
         found = results(layer, given(), inputs)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
@@ -74,7 +74,7 @@ def test_batched_over_tasks_with_weights_of_their_own(case: str) -> None:
         return torch.autograd.grad(losses.sum(), list(params.values()))
 
     alone = gradients(torch.stack([outer(x) for x in tasks]))
-    with Instead():
+    with instead():
         together = gradients(torch.func.vmap(outer)(tasks))
     for ours, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

@@ -82,8 +82,8 @@ run_program(main, sys.argv[1:])
 
 @pytest.mark.parametrize(
     "error",
-    [SystemExit(0), SystemExit(None), SystemExit("bye"), SystemExit(3), BrokenPipeError(),
-     GeneratorExit()],
+    [SystemExit(0), SystemExit(None), SystemExit("bye"), SystemExit(3), SystemExit(256),
+     BrokenPipeError(), GeneratorExit()],
 )  # fmt: skip
 def test_a_failed_run_never_ends_with_0(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any

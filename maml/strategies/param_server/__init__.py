@@ -4,9 +4,6 @@
 the model on the server. ``over_collectives`` has the synchronous server without RPC.
 """
 
-from typing import Literal
-
-from datasets.flags import RESULT, WAY, flag
 from maml.config import Config
 from maml.errors import UserError
 from maml.processes.world import World
@@ -20,33 +17,12 @@ COMPONENTS = {
     "param-server": {
         "attribute": "build_param_server",
         "help": "rank 0 serves the model, the others train",
-        "reads": ("rpc_threads",),
+        "reads": (
+            "rpc_threads", "ps_mode", "ps_transport", "ps_forward", "ps_max_staleness",
+            "ps_backup_workers",
+        ),
     }
 }  # fmt: skip
-
-
-class Flags:
-    """Flags that only the components of this file read."""
-
-    ps_mode: Literal["sync", "async", "backup"] = flag(
-        "sync", "All gradients of a step; each as it arrives; or the first n - b of a step.", RESULT
-    )
-    ps_transport: Literal["rpc", "collective"] = flag(
-        "rpc", "RPC, or broadcast and gather (only in sync mode).", WAY
-    )
-    ps_forward: Literal["local", "remote"] = flag(
-        "local", "Trainers pull the model, or call its forward (distributed autograd).", WAY
-    )
-    ps_max_staleness: int = flag(
-        8,
-        "Updates that a gradient may be behind; older ones are dropped and counted.",
-        RESULT,
-        least=0,
-        read_with=("ps_mode", "async"),
-    )
-    ps_backup_workers: int = flag(
-        1, "Trainers b that a step goes without.", RESULT, least=0, read_with=("ps_mode", "backup")
-    )
 
 
 def build_param_server(config: Config, world: World, worker: Worker) -> Strategy:

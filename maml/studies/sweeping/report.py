@@ -77,8 +77,8 @@ def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
         rows.append([name, mean, spread, str(len(values)), steps])
     shown = grid(["setting", metric, "spread", "trials", "test steps"], rows)
     return (
-        f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds. *Test steps*: "
-        "inner steps at validation and test."
+        f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds. Test steps: "
+        "`eval_inner_steps`, the inner steps at validation and test."
     )
 
 

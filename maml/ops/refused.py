@@ -2,18 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-
-
-class _Form(NamedTuple):
-    """What torch may refuse of a tensor, and what makes another one like it."""
-
-    size: torch.Size
-    dtype: torch.dtype
-    device: torch.device
 
 
 def refuse_as_torch(function: Callable[..., Any], *given: Any, **named: Any) -> None:
@@ -25,17 +17,19 @@ def refuse_as_torch(function: Callable[..., Any], *given: Any, **named: Any) -> 
 
 
 def _form(value: Any) -> Any:
+    """Return what torch may refuse of a value: of a tensor its size, dtype and device."""
     if isinstance(value, Tensor):
-        return _Form(value.shape, value.dtype, value.device)
+        return value.shape, value.dtype, value.device
     return tuple(value) if isinstance(value, list) else value
 
 
 @functools.lru_cache(maxsize=4096)  # of what torch accepts: an error is raised each time
 def _ask(function: Callable[..., Any], given: tuple[Any, ...], named: tuple[Any, ...]) -> None:
-    def zeros(value: Any) -> Any:
-        if not isinstance(value, _Form):
-            return value
-        return torch.zeros(value.size, dtype=value.dtype, device=value.device)
+    def zeros(form: Any) -> Any:
+        if not (isinstance(form, tuple) and form and isinstance(form[0], torch.Size)):
+            return form
+        size, dtype, device = form
+        return torch.zeros(size, dtype=dtype, device=device)
 
     with torch.no_grad():
-        function(*map(zeros, given), **{name: zeros(value) for name, value in named})
+        function(*map(zeros, given), **{name: zeros(form) for name, form in named})

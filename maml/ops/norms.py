@@ -1,4 +1,4 @@
-"""Operations that torch batches wrongly, written out (torch 2.15, the CPU, float64 too).
+"""Norms and embeddings, which torch batches wrongly, written out (torch 2.15, float64, too).
 
 ``torch.func.vmap`` over the gradient of ``torch.func.grad`` is wrong for a layer, instance or batch
 norm with a weight: by a fifth or far more, and without an error. Elementary operations give the
@@ -13,9 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from maml.execution.refused import refuse_as_torch
+from maml.ops.refused import refuse_as_torch
 
 _ARGUMENTS: dict[Callable[..., Any], list[str]] = {
     function: [*inspect.signature(function).parameters]
@@ -33,24 +32,23 @@ _WITH_STATISTICS = (torch.native_layer_norm, torch.native_batch_norm)
 """These return the mean and 1/σ as well."""
 
 
-class Exact(TorchFunctionMode):
-    """A context that replaces these operations by operations that torch batches correctly."""
+def _instead_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what to call in place of a function: over tasks, what torch batches rightly."""
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in _ARGUMENTS:
-            return func(*args, **kwargs)
-        given = dict(zip(_ARGUMENTS[func], args, strict=False)) | kwargs
-        refuse_as_torch(func, **given)
-        if func is F.embedding:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return function(*args, **kwargs)
+        given = dict(zip(_ARGUMENTS[function], args, strict=False)) | kwargs
+        refuse_as_torch(function, **given)
+        if function is F.embedding:
             return _embedded(**given)
         # With given statistics, a norm is a product and a sum: torch batches both correctly. Torch
         # itself refuses to update running statistics.
         if any(given.get(name) is not None for name in _RUNNING):
-            return func(*args, **kwargs)
-        return _normalised(func, **given)
+            return function(*args, **kwargs)
+        return _normalised(function, **given)
+
+    return call
 
 
 def _embedded(
@@ -92,3 +90,7 @@ def _normalised(
     if func not in _WITH_STATISTICS:
         return found
     return found, *(t if shape is None else t.flatten() for t in (mean, scale))
+
+
+INSTEAD = {function: _instead_of(function) for function in _ARGUMENTS}
+"""What to call in place of each of torch's functions."""

@@ -110,6 +110,11 @@ class Liveness:
         """Whether rank 0 has announced that all is done, as far as this process has read."""
         return bool(self._board.done)
 
+    @property
+    def dissolved(self) -> bool:
+        """Whether not all ranks take part any more: rank 0 leaves, or goes on without another."""
+        return bool(self.excused) or self._board.done == LEAVING
+
     def depart(self, how: str, error: BaseException | None) -> None:
         """Leave; others that wait for this process find that it failed by ``error``, or ``how``."""
         if error is not None:

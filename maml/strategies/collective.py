@@ -1,6 +1,6 @@
 """The base of strategies over collectives: their process groups, and how they wait."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -62,29 +62,27 @@ class Collective(Strategy):
             dist.set_timeout(FOR_EVER, idle)
             yield
             # Rank 0 may still write for a long time. After that, every rank is done or lost.
-            wait_idly(dist.broadcast(torch.zeros(1), src=0, group=idle, async_op=True))
+            self.wait_idly(dist.broadcast(torch.zeros(1), src=0, group=idle, async_op=True))
             # Not a barrier: it may run on nccl, and a process cannot leave nccl's barrier.
-            done = dist.all_reduce(torch.zeros(1), group=idle, async_op=True)
-            wait_idly(done, self.liveness.excused)
+            self.wait_idly(dist.all_reduce(torch.zeros(1), group=idle, async_op=True))
         except BaseException:
             within(5.0, dist.destroy_process_group, None)
             raise
         dist.destroy_process_group()
 
+    def wait_idly(self, work: dist.Work | None) -> None:
+        """Wait for a collective that rank 0 may begin at any time: ``work`` of ``async_op=True``.
 
-def wait_idly(work: dist.Work | None, missed: Collection[int] = ()) -> None:
-    """Wait for a collective that rank 0 may begin at any time: ``work`` of ``async_op=True``.
-
-    Raise RuntimeError if it fails, or once ``missed`` holds a rank, because it then never ends.
-    """
-    assert work is not None
-    while not missed:
-        try:
-            work.wait(timedelta(seconds=POLL))
-            return
-        except RuntimeError:
-            if work.is_completed():
-                # The collective failed, or completed just after the time limit.
-                work.wait()
+        Raise RuntimeError if it fails, or if it never ends because a process does not take part.
+        """
+        assert work is not None
+        while not self.liveness.dissolved:
+            try:
+                work.wait(timedelta(seconds=POLL))
                 return
-    raise RuntimeError("a process of the collective was lost")
+            except RuntimeError:
+                if work.is_completed():
+                    # The collective failed, or completed just after the time limit.
+                    work.wait()
+                    return
+        raise RuntimeError("a process of the collective was lost")

@@ -11,7 +11,7 @@ from torch import Tensor
 from maml.config import Config
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.collective import Collective, wait_idly
+from maml.strategies.collective import Collective
 from maml.worker import Share, Worker
 
 
@@ -49,7 +49,7 @@ class CollectiveServer(Collective):
     def _announce(self, n_ids: Tensor) -> Tensor:
         """Broadcast the number of the next tasks, 0 at the end. No limit: a test may be long."""
         with self.guard(limited=False):
-            wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
+            self.wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
         return n_ids
 
     def _broadcast(self, tensor: Tensor) -> Tensor:

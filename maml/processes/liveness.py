@@ -4,10 +4,9 @@ Rank 0 reads and judges the heartbeats (`maml.processes.board`) of all processes
 rank 0's. docs/strategies.md ("When a process is lost") lists what they detect. `EVIDENCE` seconds
 of silence are enough if a connection also broke, or if a wait was too long.
 
-Time is that of `maml.processes.clock`, so a job that was suspended as a whole goes on.
-
-After a loss all processes end, and one prints a line: which process was lost, and how. A thread
-does all this, because the main thread may wait in a transport's call.
+Time is that of `maml.processes.clock`, so a job that was suspended as a whole goes on. After a loss
+all processes end, and one prints a line: which process was lost, and how. A thread does all this,
+because the main thread may wait in a transport's call.
 """
 
 import json
@@ -43,16 +42,14 @@ GOODBYE = 10.0
 """Seconds that rank 0 waits for the others at most, once all is done."""
 
 _FAILED, _WAITS = b"!", b" waits"
-"""The heartbeat of a failed process begins with `_FAILED`; its `Finding` follows as JSON. The
-heartbeat of a process that waits, for others or for work, ends with `_WAITS`."""
+"""A failed process's heartbeat is `_FAILED` and its `Finding` as JSON; that of a waiting one ends so."""
 
 
 class Liveness:
     """Watches the processes of a run, from `watch` to `leave`. A single process watches no other.
 
     Attributes:
-        survives: Called on rank 0, in a thread, with ranks that were lost at once and the line
-            about their loss. If it returns True, the others go on.
+        survives: On rank 0, called in a thread with lost ranks and their line; True: others go on.
         last_words: Called in a thread, before this process ends, to save its work.
         clock: Measures silences and waits for others; it runs from `watch` to `leave`.
         excused: On rank 0: the lost ranks without which the others go on.
@@ -62,9 +59,8 @@ class Liveness:
     def __init__(
         self, world: World, timeout: float, stop: StopRequest, *, limit: str = "", ends: bool = True
     ) -> None:
-        """Give up a process silent for ``timeout`` s. Any rank's signal sets rank 0's ``stop``.
-
-        ``limit``: the words for the timeout. ``ends``: whether a loss ends this process.
+        """Give up a process silent for ``timeout`` s, in the words ``limit``. Any rank's signal sets
+        rank 0's ``stop``. ``ends``: whether a loss ends this process.
         """
         self.world, self.timeout = world, timeout
         self._limit = limit or f"--timeout {timeout:g}"

@@ -42,7 +42,7 @@ GOODBYE = 10.0
 """Seconds that rank 0 waits for the others at most, once all is done."""
 
 _FAILED, _WAITS = b"!", b" waits"
-"""A failed process's heartbeat is `_FAILED` and its `Finding` as JSON; that of a waiting one ends so."""
+"""A failed process's heartbeat: `_FAILED`, its `Finding` as JSON. That of a waiting one ends so."""
 
 
 class Liveness:
@@ -59,7 +59,7 @@ class Liveness:
     def __init__(
         self, world: World, timeout: float, stop: StopRequest, *, limit: str = "", ends: bool = True
     ) -> None:
-        """Give up a process silent for ``timeout`` s, in the words ``limit``. Any rank's signal sets
+        """Give up a process silent for ``timeout`` s (``limit`` in words). Any rank's signal sets
         rank 0's ``stop``. ``ends``: whether a loss ends this process.
         """
         self.world, self.timeout = world, timeout

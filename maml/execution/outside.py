@@ -11,6 +11,7 @@ import dis
 import functools
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -141,6 +142,10 @@ def _leads_to(value: Any) -> Iterator[Any]:
         yield from (getattr(value, name, None) for name in ("__func__", "__self__"))
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif isinstance(value, functools.cached_property):  # it has a lock of its own
+        yield value.func
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
     elif hasattr(value, "__dict__") and (

@@ -1,147 +1,276 @@
-"""``--compile``: compile a whole meta-gradient for each shape of tasks.
+"""``--compile`` and ``compile=``: compile a whole meta-gradient for each shape of tasks.
 
 `record` runs the function once and writes down every tensor operation. The Python work of
 ``torch.func`` transforms, autograd and the inner optimizer is then done. One list of tensor
 operations remains, and torch's inductor generates code for it.
 
 The compiled code is checked: on new inputs, its result must agree with the function's own result.
-On any failure, one line goes to stderr, and the plain function computes from then on.
+On any failure, one line goes to stderr, and the plain function computes from then on. Numbers that
+the function reads from outside, as a global, are in the code. So each call looks whether they are
+the same (`Reached`), and is computed plainly if they are not.
 """
 
 import contextlib
 import logging
-import math
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from datasets.locks import Lock
 from datasets.paths import cache_root
 from maml.config import Config
+from maml.execution.outside import Reached
+from maml.execution.recorded import RECORDED, TOLERANCE, Form, Tensors, compare, record
 
-Tensors: TypeAlias = Sequence[Tensor]
-Run: TypeAlias = Callable[[Tensors], Tensors]
-Stage: TypeAlias = Callable[[Any, Tensors], Any]
+Stage = Callable[[Any, Tensors], Any]
 """``(run(*inputs) → outputs, example inputs) → a faster run``."""
+Reads = Callable[[Iterable[Tensor]], Reached]
+"""Returns what a function reaches now, but for the numbers of some tensors."""
 
 SHAPES = 4
-"""Compile at most this many shapes of inputs; compute further shapes without compilation."""
+"""Compile at most this many shapes of inputs, or states of what is read from outside."""
 LIMIT_S = 900.0
 """A process that compiles for more seconds counts as hanging: other processes stop waiting."""
 LONG_RUN = 500_000
 """``--compile auto`` compiles on a CPU if a training has at least this many tasks in total."""
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 0.1}
-"""Largest accepted norm of a difference, relative to the tensor's; in float32 a ReLU may flip."""
-RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
-"""The same tolerances for the recorded operations, before code is generated for them."""
-FLOOR = 0.1
-"""Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
-READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
-VALUES = (
-    "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
-    "tolist, unique), which cannot be compiled"
-)
+FIRST_S = 5.0
+"""In the background, record a function that has taken so many seconds in plain calls."""
+SECONDS_A_NODE = 0.025
+"""About the time that inductor takes for a recorded operation."""
 DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
-
-
-class _Form(NamedTuple):
-    """A recorded function of flat inputs, and how its outputs are nested."""
-
-    run: Callable[..., Tensors]
-    structure: Any
+KEEPS = "the network or the loss keeps what it computes, and compiled code would not"
 
 
 class Compiled:
     """Calls a pure function of tensors through code that is compiled for the inputs' shapes.
 
-    All calls of one object must pass the same function. Threads may share the object.
+    All calls of one object must pass the same function, or say by ``of`` which one. Threads may
+    share the object.
     """
 
-    def __init__(self, stage: Stage, speaks: bool = True) -> None:
-        """``speaks``: report progress on stderr."""
-        self._stage, self._speaks = stage, speaks
+    def __init__(
+        self,
+        stage: Stage,
+        speaks: bool = True,
+        reads: Reads | None = None,
+        *,
+        waits: bool = True,
+        name: str = "--compile",
+    ) -> None:
+        """Compile nothing yet.
+
+        Args:
+            stage: Generates code.
+            speaks: Whether to report progress on stderr.
+            reads: What the function reads; None if it reads nothing from outside.
+            waits: Whether the first call of a shape waits for its code. Otherwise a thread
+                compiles as soon as plain calls have taken as long as this will take.
+            name: What the lines on stderr begin with.
+        """
+        self._stage, self._speaks, self._name, self._waits = stage, speaks, name, waits
+        self._reads = reads or (lambda apart: Reached())
         self._lock = threading.Lock()
-        self._forms: dict[Any, _Form | None] = {}
+        self._entries: dict[Any, _Entry] = {}
+        self._made = 0
         self._given_up = False
 
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Return ``function(*args)``; arguments and result are nests of tensors."""
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        records: Callable[..., Any] | None = None,
+        of: Any = None,
+    ) -> Any:
+        """Return ``function(*args)``; arguments and result are nests of tensors.
+
+        ``records``: another function with the same results, whose operations are compiled.
+        """
         if self._given_up:
             return function(*args)
         leaves, structure = pytree.tree_flatten(args)
         inputs = [leaf.detach().contiguous() for leaf in leaves]
-        key = (structure, *((x.shape, x.dtype, x.device) for x in inputs))
+        key = (of, structure, *((x.shape, x.dtype, x.device) for x in inputs))
         with self._lock:
-            if key not in self._forms:
-                self._forms[key] = self._make(function, inputs, structure)
-            form = self._forms[key]
-        if form is None:
-            return function(*args)
-        with torch.no_grad():
-            return pytree.tree_unflatten(form.run(*inputs), form.structure)
+            entry = self._entries.setdefault(key, _Entry())
+            if entry.program is not None and not entry.program.reached.is_still_same():
+                entry.program, entry.spent, entry.form = None, 0.0, None
+            if entry.program is None and not entry.closed and self._is_due(entry):
+                self._advance(entry, function, records or function, inputs, structure)
+            program = entry.program
+        if program is not None and program.takes(inputs):
+            return program(inputs)
+        began = time.perf_counter()
+        found = function(*args)
+        entry.spent += time.perf_counter() - began
+        if program is not None:
+            program.has_taken(inputs)
+        return found
 
-    def _make(self, function: Callable[..., Any], inputs: Tensors, structure: Any) -> _Form | None:
-        if self._given_up:
-            return None
-        if len(self._forms) == SHAPES:
-            self._say(f"only {SHAPES} shapes of tasks are compiled, others are not", warns=True)
-        if len(self._forms) >= SHAPES:
-            return None
-        began, shape = time.perf_counter(), list(inputs[-1].shape)
-        # Outside the try: the caller sees the function's own errors, as without compilation.
-        others = [_other(x) for x in inputs]
-        expected = function(*pytree.tree_unflatten(others, structure))
-        if self._speaks:
-            self._say(f"compiling for tasks of {shape} targets; the first time it takes minutes")
+    def program(self, of: Any, *args: Any) -> "Program | None":
+        """Return the compiled code for such arguments, if there is any by now."""
+        leaves, structure = pytree.tree_flatten(args)
+        key = (of, structure, *((x.shape, x.dtype, x.device) for x in leaves))
+        return self._entries[key].program if key in self._entries else None
+
+    def _is_due(self, entry: "_Entry") -> bool:
+        return self._waits or entry.spent >= entry.due
+
+    def _advance(
+        self,
+        entry: "_Entry",
+        function: Callable[..., Any],
+        records: Callable[..., Any],
+        inputs: Tensors,
+        structure: Any,
+    ) -> None:
+        """Record the function; then generate code, at once or when it is due."""
+        if entry.form is None:
+            if not self._may_record(entry):
+                return
+            entry.inputs, entry.others = inputs, [_other(x) for x in inputs]
+            args = pytree.tree_unflatten(entry.others, structure)
+            try:
+                entry.expected, keeps = self._called(function, inputs, args)
+            except Exception:  # the plain call raises it again, unless it is of these inputs alone
+                entry.closed = True
+                return
+            if self._speaks:
+                shape = list(inputs[-1].shape)
+                self._say(f"compiling for tasks of {shape} targets; it may take minutes once")
+            try:
+                if keeps:
+                    raise RuntimeError(KEEPS)
+                with _quietly(), torch.no_grad():
+                    entry.form = record(records, inputs, structure)
+                    compare(entry.form.flat(entry.others), entry.expected, RECORDED)
+            except Exception as error:
+                self._give_up(error)
+                return
+            entry.reached = self._reads((*inputs, *entry.form.constants))
+            entry.due += SECONDS_A_NODE * entry.form.n_nodes
+        if self._waits:
+            with _quietly():
+                self._generate(entry, entry.form)
+        elif self._is_due(entry):
+            entry.closed = True
+            threading.Thread(target=self._generate, args=[entry, entry.form], daemon=True).start()
+
+    def _may_record(self, entry: "_Entry") -> bool:
+        self._made += 1
+        entry.closed = self._made > SHAPES
+        if self._made == SHAPES + 1:
+            self._say(
+                f"only {SHAPES} shapes of tasks are compiled, and values of what losses read "
+                "outside; others are not",
+                warns=True,
+            )
+        return not entry.closed
+
+    def _called(self, function: Callable[..., Any], inputs: Tensors, args: Any) -> tuple[Any, bool]:
+        """Return the function's result, and whether each call writes what it reaches."""
+        for _ in range(2):  # the first call may fill a cache
+            reached = self._reads(inputs)
+            found = function(*args)
+            if reached.is_same():
+                break
+        return found, not (reached.is_same() and reached.is_whole)
+
+    def _generate(self, entry: "_Entry", form: Form) -> None:
+        began = time.perf_counter()
+        assert entry.reached is not None
         try:
-            with _quietly(), _in_the_cache(), torch.no_grad():
-                # oneDNN computes an LSTM as one operation, and inductor cannot call this operation.
-                with torch.backends.mkldnn.flags(enabled=False):
-                    form = record(function, inputs, structure)
-                _compare(form.run(*others), expected, RECORDED)
-                form = form._replace(run=self._stage(form.run, inputs))
-                _compare(form.run(*others), expected, TOLERANCE)
+            with _in_the_cache(), torch.no_grad():
+                run = self._stage(form.run, [*entry.inputs, *form.constants])
+                form = form._replace(run=run)
+                compare(form.flat(entry.others), entry.expected, TOLERANCE)
         except Exception as error:
-            self._given_up = True
-            first, *_ = (str(error).strip() or type(error).__name__).splitlines()
-            self._say(f"{first[:200]}; computing without", warns=True)
-            return None
+            self._give_up(error)
+            return
         if self._speaks:
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
-        return form
+        entry.program = Program(form, entry.reached, entry.inputs)
+        entry.inputs, entry.others, entry.expected, entry.closed = (), (), None, False
+
+    def _give_up(self, error: Exception) -> None:
+        self._given_up = True
+        first, *_ = (str(error).strip() or type(error).__name__).splitlines()
+        self._say(f"{first[:200]}; computing without", warns=True)
 
     def _say(self, line: str, *, warns: bool = False) -> None:
-        print(f"{'warning: ' * warns}--compile: {line}", file=sys.stderr, flush=True)
+        print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
 
 
-def _compare(found: Tensors, expected: Any, tolerances: dict[torch.dtype, float]) -> None:
-    """Raise unless the outputs agree; if an expected output is not finite, accept any numbers."""
-    pairs = list(zip(found, pytree.tree_leaves(expected), strict=True))
-    for a, b in pairs:
-        if b is not None and (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-            expected_form = f"{b.dtype} {list(b.shape)}"
-            raise RuntimeError(f"it returned {a.dtype} {list(a.shape)}, not {expected_form}")
-    for part in pytree.tree_leaves(expected, is_leaf=lambda node: node is not expected):
-        n_leaves = len(pytree.tree_leaves(part))
-        own, pairs = pairs[:n_leaves], pairs[n_leaves:]
-        floating = [(a, b) for a, b in own if b is not None and b.is_floating_point()]
-        sizes = [b.norm().item() for _, b in floating]
-        floor = FLOOR * math.hypot(*sizes)
-        for (a, b), size in zip(floating, sizes, strict=True):
-            tolerance = tolerances[b.dtype]
-            difference = (a - b).norm().item()
-            # `not … <=`, not `>`: a NaN difference must raise, too.
-            if math.isfinite(floor) and not difference <= tolerance * (size + floor):
-                raise RuntimeError(f"the result is off by {difference:.1e} of {size:.1e}")
+class Program:
+    """Compiled code for inputs of one form.
+
+    Attributes:
+        reached: What its function had read from outside, which is in the code.
+    """
+
+    def __init__(self, form: Form, reached: Reached, inputs: Tensors) -> None:
+        self._form, self.reached = form, reached
+        self._largest = {
+            place: 0
+            for place, x in enumerate(inputs)
+            if x.device.type == "cpu" and x.dtype in (torch.int64, torch.int32)
+        }
+        self._negative = set[int]()
+        self.has_taken(inputs)
+
+    def __call__(self, inputs: Tensors) -> Any:
+        """Return the nest of outputs."""
+        with torch.no_grad():
+            return pytree.tree_unflatten(self._form.flat(inputs), self._form.structure)
+
+    def takes(self, inputs: Tensors) -> bool:
+        """Return whether no integer is new: a label or an index that is too large ends a process
+        in compiled code, where torch raises an error.
+        """
+        for place, most in self._largest.items():
+            if not inputs[place].numel():
+                continue
+            low, high = map(int, inputs[place].aminmax())
+            if high > most or (low < 0 and not _negatives(inputs[place]) <= self._negative):
+                return False
+        return True
+
+    def has_taken(self, inputs: Tensors) -> None:
+        """Remember integers that the plain function has computed without an error."""
+        for place, most in self._largest.items():
+            if inputs[place].numel():
+                self._largest[place] = max(most, int(inputs[place].max()))
+                self._negative |= _negatives(inputs[place])
+
+
+@dataclass
+class _Entry:
+    """What there is for inputs of one form."""
+
+    spent: float = 0.0
+    """Seconds that plain calls took."""
+    due: float = FIRST_S
+    form: Form | None = None
+    inputs: Tensors = ()
+    others: Tensors = ()
+    expected: Any = None
+    reached: Reached | None = None
+    program: Program | None = None
+    closed: bool = False
+    """Whether no further program is to be made, or one is being made."""
+
+
+def _negatives(x: Tensor) -> set[int]:
+    """Return the negative numbers in ``x``, as a label that a loss ignores."""
+    return set(x[x < 0].tolist())
 
 
 def _other(x: Tensor) -> Tensor:
@@ -149,45 +278,6 @@ def _other(x: Tensor) -> Tensor:
     if not x.dim():
         return x
     return x.flip(tuple(range(x.dim()))) * 0.97 if x.is_floating_point() else x.flip(-1)
-
-
-def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> _Form:
-    """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
-
-    The function must be pure, from nests of tensors to a nest of tensors. If its control flow
-    depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
-    """
-    from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
-
-    structures = []
-
-    def flat(*leaves: Tensor) -> list[Tensor]:
-        outputs, nested = pytree.tree_flatten(function(*pytree.tree_unflatten(leaves, structure)))
-        structures.append(nested)
-        return outputs
-
-    try:
-        with _NoValues():
-            recorded: Any = make_fx(flat)(*inputs)
-    except RuntimeError as error:
-        if "value out of a tracing tensor" in str(error):
-            raise RuntimeError(VALUES) from error
-        raise
-    for node in recorded.graph.nodes:
-        if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
-            raise RuntimeError(f"{VALUES} ({node.target})")
-    return _Form(recorded, structures[0])
-
-
-class _NoValues(TorchFunctionMode):
-    """A context that forbids reading tensor values (`READS`): the recording cannot see a read."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func in READS:
-            raise RuntimeError(VALUES)
-        return func(*args, **kwargs or {})
 
 
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:

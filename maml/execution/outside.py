@@ -14,7 +14,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -23,7 +23,7 @@ from maml.execution.copies import own_hooks
 from maml.execution.meanwhile import Replaced
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
-HOLDERS = {"types", "functools", "maml.library.around"}
+HOLDERS = {"types", "functools", "argparse", "maml.library.around"}
 """The Python modules of those objects of libraries that hold what a user gave them."""
 OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
 """Ends of the names of instructions that look up a global. ``co_names`` has attributes, too."""
@@ -41,11 +41,12 @@ class Reached:
             cannot be copied, as a lock or an open file, or there are more than `MOST` values.
     """
 
-    def __init__(self, *roots: Any, without: Iterable[nn.Module] = ()) -> None:
-        """Look from ``roots`` on, but not into the modules ``without``."""
+    def __init__(self, *roots: Any, without: Iterable[nn.Module | Tensor] = ()) -> None:
+        """Look from ``roots`` on, but not into modules ``without``, nor at such tensors' numbers."""
         self.values: list[Any] = []
         self.is_whole = True
         self._held: list[tuple[Any, Any]] = []
+        self._glance: _Glance | None = None
         seen = set(map(id, without))
         waiting = deque(roots)
         while waiting and len(self.values) < MOST:
@@ -65,6 +66,15 @@ class Reached:
     def is_same(self) -> bool:
         """Return whether nothing was written since."""
         return all(_is_same(held, _held(value)) for value, held in self._held)
+
+    def is_still_same(self) -> bool:
+        """Return the same as `is_same`, in a tenth of its time from the second call on."""
+        if self._glance is not None and self._glance.is_same():
+            return True
+        if not self.is_same():
+            return False
+        self._glance = _Glance.at(self._held)
+        return True
 
     def put_back(self) -> None:
         """Undo what was written since, but for the numbers in tensors."""
@@ -127,6 +137,51 @@ def _held(value: Any) -> dict[Any, Any] | list[Any] | int | None:
         names = sorted({name for own in slots for name in ([own] if isinstance(own, str) else own)})
         return {name: getattr(value, name) for name in names if hasattr(value, name)} or None
     return None
+
+
+class _Glance(NamedTuple):
+    """Sees whether every name leads to the object that it led to. It looks at nothing else.
+
+    Attributes:
+        empty: Containers that were empty.
+        tensors, versions: Tensors, and how often each was written.
+        looks: Functions that list the objects that others hold, and their ids.
+    """
+
+    empty: list[Any]
+    tensors: list[Tensor]
+    versions: list[int]
+    looks: list[tuple[Callable[[], Iterable[Any]], list[int]]]
+
+    @classmethod
+    def at(cls, held: list[tuple[Any, Any]]) -> Self:
+        """Take a glance at values, and what they hold."""
+        empty = [v for v, _ in held if isinstance(v, dict | list | set | deque) and not v]
+        tensors = [v for v, _ in held if isinstance(v, Tensor) and not v.is_inference()]
+        others = [(v, of) for v, of in held if not isinstance(v, tuple | frozenset | Tensor)]
+        looks = [_look(v, of) for v, of in others if not any(v is one for one in empty)]
+        ids = [[*map(id, look())] for look in looks]
+        versions = [tensor._version for tensor in tensors]
+        return cls(empty, tensors, versions, [*zip(looks, ids, strict=True)])
+
+    def is_same(self) -> bool:
+        """Return whether nothing differs at a glance."""
+        return (
+            not any(self.empty)
+            and [tensor._version for tensor in self.tensors] == self.versions
+            and all([*map(id, look())] == ids for look, ids in self.looks)
+        )
+
+
+def _look(value: Any, held: Any) -> Callable[[], Iterable[Any]]:
+    """Return what lists the objects that a value holds. The list keeps no temporary objects."""
+    if isinstance(value, dict):
+        return lambda: (*value, *value.values())
+    if isinstance(value, types.FunctionType):
+        return lambda: map(value.__globals__.get, held)
+    if isinstance(value, list | set | deque):
+        return lambda: value
+    return lambda: _held(value).values()  # type: ignore[union-attr]
 
 
 def _leads_to(value: Any) -> Iterator[Any]:

@@ -6,7 +6,8 @@ Shape legend: B tasks, E examples.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,7 @@ from maml.learners import Learner, one_by_one
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
+from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.library.labels import Labels
@@ -71,6 +73,7 @@ class MetaLearner(checking.Waiting):
         loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
+        compile: Literal["auto", True, False] = "auto",
         **flags: Any,
     ) -> None:
         """Make a meta-learner.
@@ -85,6 +88,10 @@ class MetaLearner(checking.Waiting):
             batching: How tasks are computed: "vmap" all at once, if they can be batched; "tasks"
                 one by one, each in a thread. "auto" tries both on the first tasks, and leaves
                 nothing behind.
+            compile: Whether to compile the meta-gradient of tasks that are batched, once for each
+                form of tasks. "auto" does so in the background on a CPU, after the time that this
+                takes has gone into plain calls, and then goes on with other bits of rounding.
+                True compiles in the first call.
             flags: Values of the flags that the program's learner reads, as ``inner_lr``.
 
         Raises:
@@ -95,9 +102,14 @@ class MetaLearner(checking.Waiting):
             raise UserError(f"{more[0]!r}: give all but the module by name, as inner_lr=0.1")
         if batching not in ("auto", "vmap", "tasks"):
             raise UserError(f"batching {batching!r}: auto, vmap or tasks")
+        if compile not in ("auto", True, False):
+            raise UserError(f"compile {compile!r}: auto, True or False")
+        if compile is True and batching == "tasks":
+            raise UserError("compile=True computes all tasks at once: leave out batching")
         own = F.cross_entropy if loss is None else loss_of(loss, module)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
+        self._compiling = Compiling(compile if batching != "tasks" else False)
         self._labels = Labels(own, of_classes=loss is None)
         self._reaching = checking.reached(own, module)
         distribution.same_everywhere(self._made_of, learner, loss)
@@ -122,6 +134,7 @@ class MetaLearner(checking.Waiting):
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
         self._loss, self._warned = loss, False
+        self._compiling = Compiling(False)
         self._labels = Labels(loss)
         # One entry for each mode, because dropout draws only in training mode.
         self._found: dict[bool, Found] = {}
@@ -150,7 +163,15 @@ class MetaLearner(checking.Waiting):
         """
         if torch.compiler.is_compiling():  # torch.compile cannot trace an inner loop
             return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks)
-        return self._mean_loss(tasks)
+        quick = None if distribution.watch else self._compiling.quickly(self, tasks)
+        if quick is None:
+            return self._mean_loss(tasks)
+        self.metrics = quick.metrics
+        loss = quick.losses.sum() / len(quick.losses)
+        if not (self._warned or loss.isfinite()):
+            self._warned = results.warn_of_no_numbers(quick.losses, range(len(quick.losses)))
+        gradients = torch._foreach_div(quick.gradients, len(quick.losses))
+        return _OuterLoss.apply(loss, gradients, *quick.parameters)
 
     @alone()
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:
@@ -158,9 +179,11 @@ class MetaLearner(checking.Waiting):
         every = self.learner.meta_parameters()
         some = next(iter(every.values()))
         given = as_tasks(tasks, some.dtype)
-        leaves = {n: p for n, p in every.items() if p.requires_grad}
-        with explained(given, some):
-            return _OuterLoss.apply(self, given, tuple(leaves), *leaves.values())
+        with explained(given, some), torch.enable_grad():
+            loss, gradients = self.differentiated(given)
+        params = {name: p.detach() for name, p in every.items()}
+        self._compiling.remember(self, self.learner, tasks, params)
+        return _OuterLoss.apply(loss, [gradients[name] for name in every], *every.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the mean outer loss of tasks ``[1, E, …]``, and its gradient."""
@@ -180,7 +203,7 @@ class MetaLearner(checking.Waiting):
             if not here:
                 continue
             self._find_way(own, params, [tasks[i] for i in places])
-            for given, at in self._together(tasks, here):
+            for given, at in self._together(own, params, tasks, here):
                 where = [draws.Address(seed, "", i) for i in at]
                 of_some = self._gradient(own, params, given, where)
                 sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
@@ -195,12 +218,22 @@ class MetaLearner(checking.Waiting):
             distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
+    def _compiler(
+        self, own: Learner, found: Found, params: Params
+    ) -> Callable[..., OuterGradient] | None:
+        """Return what compiles the meta-gradient of a batch of tasks; None if nothing may."""
+        may = found.batching == "vmap" or found.heavy
+        if not may or found.draws or self.learner.shares or own.any_ways:
+            return None
+        return self._compiling.caller(self.learner, params)
+
     def _together(
-        self, tasks: list[Task], places: list[int]
+        self, own: Learner, params: Params, tasks: list[Task], places: list[int]
     ) -> Iterator[tuple[Task | list[Task], list[int]]]:
         """Yield tasks to compute in one call, and their places: a batch, or a list of any sizes."""
         alone = places
-        if self._found[self.training].batching == "vmap":
+        found = self._found[self.training]
+        if found.batching == "vmap" or self._compiler(own, found, params) is not None:
             groups = alike(tasks, places)
             alone = [i for i, *more in groups if not more]
             for group in groups:
@@ -215,7 +248,18 @@ class MetaLearner(checking.Waiting):
         used = copy.copy(own)
         found = self._found[self.training]
         used.batching, used.draws, used.shares = found.batching, found.draws, self.learner.shares
-        of_all = one_by_one.outer_gradient(used, params, given, where, self._phase)
+
+        def plainly(params: Params, some: Any) -> OuterGradient:
+            return one_by_one.outer_gradient(used, params, some, where, self._phase)
+
+        call = None if isinstance(given, list) else self._compiler(own, found, params)
+        if call is None:
+            of_all = plainly(params, given)
+        else:
+            together = copy.copy(own)
+            together.batching = "vmap"
+            recorded = functools.partial(together.outer_gradient, phase=self._phase, checked=True)
+            of_all = call(plainly, params, given, records=recorded, of=own.metric_names)
         # Control flow may make only later tasks draw.
         self._found[self.training] = found._replace(batching=used.batching, draws=used.draws)
         self.learner.shares = used.shares
@@ -338,15 +382,11 @@ class MetaLearner(checking.Waiting):
 
 
 class _OuterLoss(torch.autograd.Function):
-    """The mean outer loss as a function of meta-parameters. Forward also computes the gradient."""
+    """The mean outer loss as a function of meta-parameters, whose gradient is known."""
 
     @staticmethod
-    def forward(
-        ctx: Any, owner: MetaLearner, tasks: list[Task], names: tuple[str, ...], *leaves: Tensor
-    ) -> Tensor:
-        with torch.enable_grad():
-            loss, gradients = owner.differentiated(tasks)
-        ctx.save_for_backward(*(gradients[name] for name in names))
+    def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
         return loss
 
     @staticmethod
@@ -356,4 +396,4 @@ class _OuterLoss(torch.autograd.Function):
                 "create_graph: the loss is differentiated once; for more, take an outer loss of "
                 "your own by adapt()"
             )
-        return None, None, None, *(by * gradient for gradient in ctx.saved_tensors)
+        return None, None, *torch._foreach_mul(ctx.saved_tensors, by)

@@ -23,7 +23,6 @@ from maml.metagradient.function import Derivatives
 from maml.metagradient.native import native
 from maml.metagradient.problem import End, Outer, Problem
 from maml.metagradient.reading import checked_way
-from maml.ops.instead import instead
 from maml.params import Params
 
 T = TypeVar("T")
@@ -115,8 +114,7 @@ def differentiate(
     if other or problem.snapshots is not None or (way == "mixed" and problem.steps):
         any_loss = Derivatives(problem, alone=alone)
         compute = functools.partial(_step_by_step, problem, derivatives=any_loss)
-    with instead():
-        return _task_by_task(compute, tasks) if alone else compute(tasks)
+    return _task_by_task(compute, tasks) if alone else compute(tasks)
 
 
 def _step_by_step(problem: Problem, tasks: Any, derivatives: Derivatives) -> Outer:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from maml.metagradient.rules import OPTIMIZERS, Moment
+from maml.ops.instead import instead
 from maml.params import Params
 
 
@@ -45,7 +46,8 @@ def called(loss: Callable[..., Any], *arguments: Any) -> tuple[Tensor, Tensor]:
     Raises:
         TypeError: if it returns anything else; the message names the loss.
     """
-    found = loss(*arguments)
+    with instead():
+        found = loss(*arguments)
     is_pair = isinstance(found, tuple) and len(found) == 2
     is_scalar = is_pair and isinstance(found[0], Tensor) and not found[0].dim()
     if is_scalar and all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(found[1])):
@@ -109,7 +111,8 @@ class Transform(NamedTuple):
     def changed(self, gradients: Params, weights: Params) -> Params:
         """Return the gradients of one task after the change, each in the shape of its weight."""
         more = (dict(weights),) if self.weights else ()
-        found = self.function(gradients, self.tensors, *more)
+        with instead():
+            found = self.function(gradients, self.tensors, *more)
         if missing := gradients.keys() - found.keys():
             raise ValueError(f"the transform returns no gradient of {min(missing)!r}")
         return {n: torch.as_tensor(found[n]).to(g).expand_as(g) for n, g in gradients.items()}

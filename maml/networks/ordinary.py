@@ -120,6 +120,7 @@ class Ordinary(nn.Module):
                 part.tape = self.tape
         self.module = module
         self.tied = untie(self)
+        self._recurrent = [part for part in module.modules() if isinstance(part, nn.RNNBase)]
         head = getattr(module, "head_prefix", None)
         self.head_prefix = f"{AROUND}{head}" if isinstance(head, str) else None
         context = getattr(module, "context_layer", None)
@@ -128,6 +129,8 @@ class Ordinary(nn.Module):
     def forward(self, x: Tensor, statistics: Statistics | None = None) -> tuple[Tensor, Statistics]:
         """Apply the module to ``x [E, …]``: one input, several in order, or several by name."""
         is_wanted = torch.is_grad_enabled()
+        # Torch's recurrent layers keep the weights of their last call, here those of a task.
+        kept = [(part, part._flat_weights, part._flat_weight_refs) for part in self._recurrent]
         self.tape.begin(statistics)
         try:
             with torch.enable_grad():  # the module may take a gradient of its own
@@ -139,6 +142,8 @@ class Ordinary(nn.Module):
             return found if is_wanted else pytree.tree_map_only(Tensor, torch.detach, found)
         finally:
             self.tape.begin(None)
+            for part, weights, references in kept:
+                part._flat_weights, part._flat_weight_refs = weights, references
 
 
 class ExplicitNorm(_BatchNorm):

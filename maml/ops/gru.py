@@ -42,6 +42,25 @@ def _factors(a: Tensor, p: Tensor, h: Tensor) -> _Factors:
     return _Factors(torch.cat([by_r, by_u, by_n], -1), torch.cat([by_r, by_u, by_n * r], -1), u)
 
 
+def _tangents_of_factors(
+    given: tuple[Tensor, Tensor, Tensor], along: tuple[Tensor, Tensor, Tensor]
+) -> _Factors:
+    """Return the tangents of `_factors`. Not by ``torch.func.jvp``, which threads would share."""
+    (a, p, h), (of_a, of_p, of_h) = given, along
+    a_n, p_n, of_p_n = a.chunk(3, -1)[2], p.chunk(3, -1)[2], of_p.chunk(3, -1)[2]
+    r, u, _ = (a + p).sigmoid().chunk(3, -1)
+    n = (a_n + r * p_n).tanh()
+    dr, du, dn = r - r * r, u - u * u, 1 - n * n
+    of_gates = (of_a + of_p).chunk(3, -1)
+    of_r, of_u = dr * of_gates[0], du * of_gates[1]
+    of_n = dn * (of_a.chunk(3, -1)[2] + of_r * p_n + r * of_p_n)
+    by_n, of_by_n = dn * (1 - u), -2 * n * of_n * (1 - u) - dn * of_u
+    by_r = (of_by_n * p_n + by_n * of_p_n) * dr + by_n * p_n * (1 - 2 * r) * of_r
+    by_u = (of_h - of_n) * du + (h - n) * (1 - 2 * u) * of_u
+    inputs, states = [by_r, by_u, of_by_n], [by_r, by_u, of_by_n * r + by_n * of_r]
+    return _Factors(torch.cat(inputs, -1), torch.cat(states, -1), of_u)
+
+
 class _Back(NamedTuple):
     """What a way back has found: dp and dh⁺ of all steps, and dh at the start."""
 
@@ -153,7 +172,7 @@ class Gru(Operation):
             ys.append(moved + _summed(ps[-1] * of_states[step]))
             of_h = put(ys[-1], of_h)
         of_p, of_before = (self.steps.join(each) for each in (ps, hs))
-        _, of_factors, *_ = torch.func.jvp(_factors, (a, p, before), (of_a, of_p, of_before))
+        of_factors = _tangents_of_factors((a, p, before), (of_a, of_p, of_before))
         back = self._back(inputs, factors, cotangents)
         states = _thrice(back.states)
         plus = (

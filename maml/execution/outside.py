@@ -42,7 +42,7 @@ class Reached:
     """
 
     def __init__(self, *roots: Any, without: Iterable[nn.Module | Tensor] = ()) -> None:
-        """Look from ``roots`` on, but not into modules ``without``, nor at such tensors' numbers."""
+        """Look from ``roots`` on; not into modules ``without``, nor at such tensors' numbers."""
         self.values: list[Any] = []
         self.is_whole = True
         self._held: list[tuple[Any, Any]] = []

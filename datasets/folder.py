@@ -26,7 +26,7 @@ from datasets.paths import default_data_root
 COMPONENTS = {
     "folder": {
         "help": "your own images: a folder of folders of classes, of any size and number",
-        "episodes": "open_classes",
+        "attribute": "open_classes",
         "image_shape": "image_shape",
         "own_images": True,
         "reads": ("image_size", "image_mode", "split_fractions"),

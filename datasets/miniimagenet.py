@@ -21,7 +21,7 @@ from datasets.image_files import Pixels, Source, cached_images, in_folder, in_ta
 COMPONENTS = {
     "miniimagenet": {
         "help": "100 classes of ImageNet in colour, 600 images each, 64/16/20 classes",
-        "episodes": "open_classes",
+        "attribute": "open_classes",
         "image_shape": (3, 84, 84),
     }
 }

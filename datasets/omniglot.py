@@ -20,8 +20,8 @@ from datasets.whole import written
 COMPONENTS = {
     "omniglot": {
         "help": "1,623 handwritten characters, 20 drawings each",
-        "episodes": "open_classes",
-        "examples": "open_classes",
+        "attribute": "open_classes",
+        "tasks": ("episodes", "batches"),
         "image_shape": (1, 28, 28),
         "ink": True,
         "reads": ("omniglot_split",),

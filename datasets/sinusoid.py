@@ -15,7 +15,7 @@ from datasets.tasks import Task
 COMPONENTS = {
     "sinusoid": {
         "help": "regression of sine waves",
-        "episodes": "Sinusoid",
+        "attribute": "Sinusoid",
         "classifies": False,
         "ignores": {"ways": "has no classes"},
     }

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets.errors import DataError
+from datasets.words import reason
 
 
 class _Array:
@@ -82,10 +83,9 @@ def read(path: Path) -> Any:
             return _Unpickler(file, encoding="latin-1").load()  # the strings of Python 2
     # Damaged or hostile bytes raise errors of every kind, here or in Python's unpickler.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{path}: not a pickle of arrays and plain values ({reason}); nothing in it was run; "
-            "fetch it again from where you trust it"
+            f"{path}: not a pickle of arrays and plain values ({reason(error)}); nothing in it was "
+            "run; fetch it again from where you trust it"
         ) from error
 
 

@@ -68,7 +68,7 @@ def facts_of(config: type) -> dict[str, FieldFacts]:
     """Return the facts of each field of a dataclass, in order. `OuterLoop` is "outer loop"."""
     # The last class that has a field is the one that declares it.
     owners = {f.name: of for of in config.__mro__[:-1] for f in dataclasses.fields(of)}
-    types, found = get_type_hints(config), {}
+    types, by_name = get_type_hints(config), {}
     for field in dataclasses.fields(config):
         facts, type_ = field.metadata.get("facts"), types[field.name]
         of_type: dict[str, Any] = {}
@@ -81,8 +81,8 @@ def facts_of(config: type) -> dict[str, FieldFacts]:
         else:
             of_type["type"] = next(iter(get_args(type_)), type_)
             of_type["optional"] = of_type["type"] is not type_
-        found[field.name] = dataclasses.replace(facts or FieldFacts(), **of_type)
-    return found
+        by_name[field.name] = dataclasses.replace(facts or FieldFacts(), **of_type)
+    return by_name
 
 
 @functools.cache

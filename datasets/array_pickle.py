@@ -89,11 +89,11 @@ def read(path: Path) -> Any:
         ) from error
 
 
-def array(found: Any) -> NDArray[Any]:
+def array(value: Any) -> NDArray[Any]:
     """Convert :func:`read`'s array (read-only) or integer list; ``ValueError`` for other values."""
-    if isinstance(found, _Array) and found.values is not None:
-        return found.values
+    if isinstance(value, _Array) and value.values is not None:
+        return value.values
     # No nested lists: a hostile pickle can make them expand without limit.
-    if not isinstance(found, list) or not all(type(row) is int for row in found):
-        raise ValueError(f"{type(found).__name__} in place of an array")
-    return np.array(found)
+    if not isinstance(value, list) or not all(type(row) is int for row in value):
+        raise ValueError(f"{type(value).__name__} in place of an array")
+    return np.array(value)

@@ -110,8 +110,8 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
 
     # v2: raise it when the decoder's output changes.
     title = f"reading {name} ({part})"
-    found = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title)
-    return found[:, :values].reshape(n, *source.shape), found[:, values]
+    table = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title)
+    return table[:, :values].reshape(n, *source.shape), table[:, values]
 
 
 def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
@@ -125,9 +125,9 @@ def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     below = folder if len(source.shape) == 3 else folder / source.loader / "raw"
     missing = f"{folder}: {name} is missing or damaged there"
     with downloading(folder, missing, f"the published files, packed, into {below}"):
-        found = getattr(torchvision_datasets, source.loader)(folder, **which, download=True)
-        images = found.data.transpose(0, 2, 3, 1) if svhn else np.asarray(found.data)
-        labels = np.asarray(found.labels if svhn else found.targets)
+        loaded = getattr(torchvision_datasets, source.loader)(folder, **which, download=True)
+        images = loaded.data.transpose(0, 2, 3, 1) if svhn else np.asarray(loaded.data)
+        labels = np.asarray(loaded.labels if svhn else loaded.targets)
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):
             raise ValueError(f"{list(images.shape)} images and {len(labels)} labels")
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
@@ -170,7 +170,7 @@ def labels(name: str, split: str) -> NDArray[np.int64]:
     """Return CIFAR-100's labels of a split of "cifarfs" or "fc100", sorted: int64 ``[c]``."""
     held_out = {part: frozenset(text.split()) for part, text in HELD_OUT[name].items()}
     of_split = held_out.get(split, {*CLASSES}.difference(*held_out.values()))
-    return np.array([label for label, each in enumerate(CLASSES) if each in of_split])
+    return np.array([label for label, name in enumerate(CLASSES) if name in of_split])
 
 
 def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:

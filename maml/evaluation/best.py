@@ -12,8 +12,7 @@ from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import read_object, read_rows
-from maml.run.forms import NUMBER, RECORD, RESULT
+from maml.run.files import NUMBER, RECORD, RESULT, read_object, read_rows
 from maml.run.provenance import digest_of
 
 RECORDED = "model.pt"

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from datasets.whole import no_link, regular, sweep, written
 from maml.errors import UserError
 from maml.params import Params
-from maml.run.forms import Form, fits
+from maml.run.files import Form, fits
 
 FORMAT = 1
 
@@ -48,7 +48,7 @@ FURTHER: dict[str, Form] = {
     "starts": [dict],
     "own_files": {str: {str: str}},
 }
-"""The forms (`maml.run.forms`) of further parts; such a part may be missing or empty."""
+"""The forms (`maml.run.files`) of further parts; such a part may be missing or empty."""
 
 
 class DamagedError(UserError):

@@ -20,8 +20,15 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import make_folder, read_object, read_rows, refuse_links, write_text
-from maml.run.forms import STATUS, Form
+from maml.run.files import (
+    STATUS,
+    Form,
+    make_folder,
+    read_object,
+    read_rows,
+    refuse_links,
+    write_text,
+)
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (

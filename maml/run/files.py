@@ -1,4 +1,9 @@
-"""Write and read a run's files."""
+"""Write and read a run's files.
+
+A file may be a stranger's, so its types are checked. A form is a type, a tuple of other forms,
+``[form]`` for a list, ``{str: form}`` for a dictionary with any keys, or ``{name: form}`` for one
+with these entries and others. A missing entry is None.
+"""
 
 import csv
 import io
@@ -6,11 +11,10 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from datasets.whole import no_link, regular, written
 from maml.errors import UserError
-from maml.run.forms import Form, misfit
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
 """The fields of a row that may hold text."""
@@ -22,6 +26,26 @@ ADDRESS = ("split", "seed", "index")
 
 Scores = dict[tuple[str, int, int], dict[str, float]]
 """Maps a task's address (split, seed, index) to its metrics by name."""
+
+
+Form: TypeAlias = Any
+
+NUMBER = float | int
+CLASSES = {str: [str]}
+STATUS = {"state": str, "iteration": int}
+RESULT = {
+    "tasks": int, "transductive": bool, "iterations": int | None, "tested_iteration": int | None,
+    "skipped": int | None, "ensemble": ([int], None),
+}  # fmt: skip
+MACHINE = {"processor": str, "gpu": str | None}
+START = {
+    "git_commit": str | None, "iteration": int | None, "processes": int | None,
+    "threads": int | None, "machine": (MACHINE, None), "own_files": ({str: {str: str}}, None),
+}  # fmt: skip
+RECORD = {
+    "starts": [START], "minutes": NUMBER, "note": str, "hardware": MACHINE | {"date": str},
+    "division": str | None, "model_sha256": str | None, "model_bytes": int | None,
+}  # fmt: skip
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -98,10 +122,7 @@ def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def read_object(path: Path, form: Form) -> dict[str, Any]:
-    """Return the JSON object of a ``form`` in a file; a UserError names a missing or damaged file.
-
-    `maml.run.forms` has the forms.
-    """
+    """Return the JSON object of a ``form`` in a file; a UserError names a missing or wrong file."""
     try:
         found = _parsed(regular(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -168,3 +189,28 @@ def read_tasks(path: Path) -> Scores:
             raise UserError(f"{path}: line {number}: task {address} is there twice")
         scores[address] = values
     return scores
+
+
+def fits(value: Any, form: Form) -> bool:
+    """Return whether a value has a form."""
+    if isinstance(form, tuple):
+        return any(fits(value, each) for each in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(each, form[0]) for each in value)
+    if form is None:
+        return value is None
+    if not isinstance(form, dict):
+        return isinstance(value, form)
+    if not isinstance(value, dict):
+        return False
+    if str in form:
+        return all(isinstance(key, str) and fits(each, form[str]) for key, each in value.items())
+    return all(fits(value.get(name), of) for name, of in form.items())
+
+
+def misfit(content: dict[str, Any], form: Form) -> str:
+    """Describe the first entry that does not fit its form or is an empty list; "" if all do."""
+    for name, of in (dict.fromkeys(content, form[str]) if str in form else form).items():
+        if not fits(content.get(name), of) or content.get(name) == []:
+            return f"{name} is {content.get(name)!r}"[:200]
+    return ""

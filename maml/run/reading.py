@@ -10,8 +10,7 @@ from typing import Any
 from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
-from maml.run.files import TESTED, Scores, read_object, read_rows, read_tasks
-from maml.run.forms import RECORD, RESULT
+from maml.run.files import RECORD, RESULT, TESTED, Scores, read_object, read_rows, read_tasks
 from maml.run.log import Row, step_and_values
 
 

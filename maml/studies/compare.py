@@ -22,14 +22,22 @@ from datasets.components import is_theirs
 from maml.config import registry
 from maml.config.parser import Parser
 from maml.errors import UserError
-from maml.evaluation.intervals import Floats, interval, is_skewed
+from maml.evaluation.intervals import (
+    Difference,
+    Floats,
+    Shown,
+    difference,
+    interval,
+    is_skewed,
+    shown,
+    verdicts,
+)
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
 from maml.run.reading import Run
 from maml.studies import grid
 from maml.studies.arms import Arm, paired, read
-from maml.studies.statistics import Difference, Shown, difference, shown, verdicts
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained

@@ -24,13 +24,11 @@ from maml.evaluation.best import RECORDED, load_best
 from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
-from maml.run.files import TESTED
-from maml.run.forms import RESULT, START, misfit
+from maml.run.files import RESULT, START, TESTED, misfit
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
 from maml.strategies.local import alone
 from maml.studies import recorded
-from maml.studies.check_record import retested
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name paths of one machine."""
@@ -108,7 +106,7 @@ def write(
         _write(folder, run_dir, content, made, model)
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         recorded.read(folder)  # fails now, not later, if the record cannot be read
-        if wrong := retested(run, model, result["tasks"]):
+        if wrong := recorded.retested(run, model, result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
         files.make_folder(target.parent, "--records")
         if target.exists():

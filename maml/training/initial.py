@@ -23,8 +23,7 @@ from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import read_rows, write_text
-from maml.run.forms import CLASSES
+from maml.run.files import CLASSES, read_rows, write_text
 
 BEFORE = ("", "network.", f"network.{AROUND}")
 """Prefixes of a run's parameter names that another program's names do not have."""

@@ -153,7 +153,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: fl
     return Outcome(seconds, [one.returncode for one in done], said, stderr, pids, state)
 
 
-SAID = r"(?<!Fatal Python )error: |was killed"
+SAID = r"^(?! *traceback : ).*((?<!Fatal Python )error: |was killed)"
 """What tells of a loss. torchrun's report of what it was told repeats such a line: not here."""
 
 

@@ -84,12 +84,13 @@ def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: fl
 
 
 def _name(fault: Fault, ranks: Ranks) -> str:
-    for name, of in FAULTS.items():
-        if of == fault:
-            return NAMES.get(name, name)
-    launcher = f"under {fault.launcher}" if ranks != LAUNCHER else fault.launcher
-    words = "killed", launcher * bool(fault.launcher), MOMENTS.get(fault.phase, fault.phase)
-    return ", ".join(filter(None, words))
+    is_it = (
+        name for name, of in FAULTS.items() if (of.by, of.no_files) == (fault.by, fault.no_files)
+    )
+    name, launcher = next(is_it), fault.launcher
+    under = f"under {launcher}" if launcher and ranks != LAUNCHER else launcher
+    moment = MOMENTS.get(fault.phase, fault.phase)
+    return ", ".join(filter(None, (NAMES.get(name, name), under, moment)))
 
 
 def add(path: Path, found: Mapping[str, Any], timeout: float) -> None:

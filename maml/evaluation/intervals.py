@@ -106,11 +106,11 @@ class Difference(NamedTuple):
 def difference(a: Floats, b: Floats) -> Difference:
     """Compare scores ``a [S, T]`` and ``b [S, T]`` of S seeds on the same T tasks each."""
     d = a - b
-    each, over = d.reshape(-1), shown(d.mean(axis=1)) if len(d) > 1 else None
-    runs = shown(each)
-    if np.ptp(each) >= ALIKE:
-        low, high = interval(each)
-        runs = runs._replace(low=low, high=high, p=p_of_zero(each))
+    tasks, over = d.reshape(-1), shown(d.mean(axis=1)) if len(d) > 1 else None
+    runs = shown(tasks)
+    if np.ptp(tasks) >= ALIKE:
+        low, high = interval(tasks)
+        runs = runs._replace(low=low, high=high, p=p_of_zero(tasks))
     return Difference(len(d), runs, over)
 
 
@@ -125,24 +125,24 @@ def shown(values: Floats) -> Shown:
         if abs(same) < ALIKE:
             return Shown(same, same, same, 1.0, 0.0)
         return Shown(same, math.nan, math.nan, 0.5 ** (len(values) - 1), math.nan)
-    found = stats.ttest_1samp(values, 0.0)
+    test = stats.ttest_1samp(values, 0.0)
     law = stats.t(len(values) - 1)
     detectable = float(law.ppf([0.5 + LEVEL / 2, POWER]).sum() * stats.sem(values))
-    low, high = found.confidence_interval(LEVEL)
-    return Shown(float(values.mean()), float(low), float(high), found.pvalue, detectable)
+    low, high = test.confidence_interval(LEVEL)
+    return Shown(float(values.mean()), float(low), float(high), test.pvalue, detectable)
 
 
-def verdicts(found: Sequence[Difference]) -> list[tuple[float, float | None, str]]:
+def verdicts(of: Sequence[Difference]) -> list[tuple[float, float | None, str]]:
     """Return each difference's p-values, corrected for multiple comparisons, and its verdict."""
-    runs = holm([each.runs.p for each in found])
-    seeds = iter(holm([each.over_seeds.p for each in found if each.over_seeds is not None]))
+    runs = holm([d.runs.p for d in of])
+    seeds = iter(holm([d.over_seeds.p for d in of if d.over_seeds is not None]))
     said: list[tuple[float, float | None, str]] = []
-    for each, p in zip(found, runs, strict=True):
-        p_seeds = None if each.over_seeds is None else next(seeds)
+    for d, p in zip(of, runs, strict=True):
+        p_seeds = None if d.over_seeds is None else next(seeds)
         if p_seeds is not None and p_seeds <= 1 - LEVEL:
             verdict = "holds over seeds"
         elif p <= 1 - LEVEL:
-            many = "one seed" if each.seeds == 1 else f"{each.seeds} seeds"
+            many = "one seed" if d.seeds == 1 else f"{d.seeds} seeds"
             verdict = f"holds for these runs; over seeds not shown ({many})"
         else:
             verdict = "not shown"

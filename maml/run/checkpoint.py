@@ -71,8 +71,8 @@ def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
         names = os.listdir(run_dir / "checkpoints")
     except OSError:
         return {}
-    found = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
-    iterations = sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
+    iterations = sorted(int(match[1]) for match in matches if match)
     return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
 
 
@@ -138,16 +138,16 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     if _is_state(content) and content:
         return dict(content), ""
     parts = content if isinstance(content, dict) else {}
-    found = {key: part for key, part in parts.items() if part and _is_state(part)}
-    if not found:
+    states = {key: part for key, part in parts.items() if part and _is_state(part)}
+    if not states:
         raise UserError(f"{path}: neither a checkpoint nor a state_dict of tensors")
-    key = next(iter(found)) if len(found) == 1 else "state_dict"
-    if key not in found:
+    key = next(iter(states)) if len(states) == 1 else "state_dict"
+    if key not in states:
         raise UserError(
-            f"{path}: holds tensors under {', '.join(map(str, found))}; save only those that you "
+            f"{path}: holds tensors under {', '.join(map(str, states))}; save only those that you "
             "want to load"
         )
-    return dict(found[key]), str(key)
+    return dict(states[key]), str(key)
 
 
 def _content(path: Path, older: bool = False) -> Any:

@@ -5,11 +5,12 @@ A file may be a stranger's, so its types are checked. A form is a type, a tuple 
 with these entries and others. A missing entry is None.
 """
 
+import contextlib
 import csv
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,13 +49,19 @@ RECORD = {
 }  # fmt: skip
 
 
+@contextlib.contextmanager
+def naming(what: Path | str, words: str) -> Iterator[None]:
+    """Raise an OSError inside as a UserError: ``what``, and ``words`` with the reason in them."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {words.format(error.strerror)}") from error
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; if that fails, raise a UserError that names the file."""
-    try:
-        with written(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    with naming(path, "cannot write: {}"), written(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -67,13 +74,10 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
     A full disk may have cut the last line short. Then the new line still begins a line.
     """
-    try:
-        with open(no_link(path), "ab+") as file:
-            file.seek(max(file.tell() - 1, 0))
-            is_cut = file.read(1) not in (b"", b"\n")
-            file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    with naming(path, "cannot write: {}"), open(no_link(path), "ab+") as file:
+        file.seek(max(file.tell() - 1, 0))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
 
 
 def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
@@ -86,10 +90,8 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
         raise UserError(f"{path}: is a folder")
     if not path.is_file():
         return []  # no file, or a device, which keeps no rows
-    try:
+    with naming(path, "cannot read: {}"):
         *lines, last = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
     rows = []
     for number, line in enumerate([*lines, last], start=1):
         try:
@@ -124,24 +126,21 @@ def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
 def read_object(path: Path, form: Form) -> dict[str, Any]:
     """Return the JSON object of a ``form`` in a file; a UserError names a missing or wrong file."""
     try:
-        found = _parsed(regular(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
+        with naming(path, "{}: not a whole record or run"):
+            content = _parsed(regular(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path}: damaged: no JSON object")
-    if wrong := misfit(found, form):
+    if wrong := misfit(content, form):
         raise UserError(f"{path}: damaged: its {wrong}")
-    return found
+    return content
 
 
 def make_folder(folder: Path, flag: str) -> None:
     """Make a folder to write into, if it does not exist; a UserError names ``flag``."""
-    try:
+    with naming(f"{flag} {folder}", "{}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{flag} {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UserError(f"{flag} {folder}: not writable")
 
@@ -149,10 +148,8 @@ def make_folder(folder: Path, flag: str) -> None:
 def refuse_links(run_dir: Path, *names: str) -> None:
     """Raise UserError if one of these entries of a run directory is a link: a run writes there."""
     for path in map(run_dir.joinpath, names):
-        try:
+        with naming(path, "{}: remove it"):
             no_link(path)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}: remove it") from error
 
 
 def write_tasks(
@@ -170,9 +167,8 @@ def write_tasks(
 def read_tasks(path: Path) -> Scores:
     """Return each task's scores from a file that `write_tasks` wrote, or raise a UserError."""
     try:
-        rows = list(csv.reader(regular(path).read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+        with naming(path, "cannot read: {}"):
+            rows = list(csv.reader(regular(path).read_text(encoding="utf-8").splitlines()))
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: damaged: {error}") from error
     if not rows or tuple(rows[0][: len(ADDRESS)]) != ADDRESS:

@@ -99,14 +99,14 @@ def alike(one: object, other: object, tolerance: float) -> bool:
 
 def find(folder: Path) -> list[Run]:
     """Return the records in ``folder``; UserError if a number is wrong or a run is there twice."""
-    found: dict[Path, Run] = {}
+    records: dict[Path, Run] = {}
     for record in map(read, folders(folder)):
         if wrong := other_means(record):
             raise UserError(f"{record.path / 'result.json'}: damaged: {wrong}")
-        other = found.setdefault(place_of(record.config), record)
+        other = records.setdefault(place_of(record.config), record)
         if other is not record:
             raise UserError(f"{record.path}: it is of the same experiment and seed as {other.path}")
-    return list(found.values())
+    return list(records.values())
 
 
 def folders(folder: Path) -> list[Path]:
@@ -173,24 +173,24 @@ def retested(record: Run, params: Params, tasks: int) -> str:
     worker, seed = strategy.worker, record.config.seed
     checkpoint.check_model({"model": params}, worker.learner.meta_parameters(), "the record")
     values = of_tasks(strategy, params, "test", tasks, progress=True).tolist()
-    found = {
+    scores = {
         ("test", seed, index): dict(zip(worker.evaluation_names, row, strict=True))
         for index, row in enumerate(values)
     }
-    return differing({a: row for a, row in record.scores.items() if a[2] < tasks}, found)
+    return differing({a: row for a, row in record.scores.items() if a[2] < tasks}, scores)
 
 
-def differing(said: Scores, found: Scores) -> str:
+def differing(said: Scores, now: Scores) -> str:
     """Return how ``found`` differs from the scores ``said`` for the same tasks; "" if it agrees."""
-    missing = sorted(said.keys() - found.keys())
+    missing = sorted(said.keys() - now.keys())
     if missing:
         return f"task {missing[0]} was not tested"
     off, grave = dict[int, str](), list[str]()
     for address, row in said.items():
         for name, value in row.items():
-            if name not in found[address]:
+            if name not in now[address]:
                 return f"there is no {name} of a task"
-            other, index = found[address][name], address[2]
+            other, index = now[address][name], address[2]
             if alike(other, value, TOLERANCE):
                 continue
             line = f"task {index}: {name} was {value:.6g} and is {other:.6g}"

@@ -22,16 +22,8 @@ from datasets.components import is_theirs
 from maml.config import registry
 from maml.config.parser import Parser
 from maml.errors import UserError
-from maml.evaluation.intervals import (
-    Difference,
-    Floats,
-    Shown,
-    difference,
-    interval,
-    is_skewed,
-    shown,
-    verdicts,
-)
+from maml.evaluation import intervals
+from maml.evaluation.intervals import Difference, Floats, Shown
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
@@ -101,7 +93,7 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     """Return a table of means, each with its intervals over tasks and over seeds, and warnings."""
 
     def around(values: Floats) -> str:
-        found = shown(values)
+        found = intervals.shown(values)
         mean, half = found.mean, (found.high - found.low) / 2
         if math.isnan(half):
             return f"{plain(mean, metric)}, all alike"
@@ -112,12 +104,12 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     for arm in arms:
         seeds: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
         scores, means = np.concatenate(seeds), np.array([of_seed.mean() for of_seed in seeds])
-        low, high = (plain(end, metric) for end in interval(scores, metric))
+        low, high = (plain(end, metric) for end in intervals.interval(scores, metric))
         over = around(means) if len(seeds) > 1 else "–"
         tasks = "–".join(map(str, sorted({min(map(len, seeds)), max(map(len, seeds))})))
         row = [arm.name, around(scores), f"{low} to {high}", over, str(len(seeds)), tasks]
         rows.append([*row, test_steps(arm.first)])
-        if is_skewed(scores):
+        if intervals.is_skewed(scores):
             skewed.append(arm.name)
     header = ["", f"{metric}, ± over tasks", "95 % interval", "± over seeds", "seeds", "tasks each"]
     text = grid([*header, "test steps"], rows)
@@ -143,7 +135,7 @@ def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> 
         said = "tied" if math.isnan(of.low) else f"{signed(of.low)} to {signed(of.high)}"
         return [said, "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
-    rows, judged = [], verdicts(list(shifts.values()))
+    rows, judged = [], intervals.verdicts(list(shifts.values()))
     for (name, d), (p, p_seeds, verdict) in zip(shifts.items(), judged, strict=True):
         over_seeds, detectable = ["–", "–"], plain(d.runs.detectable, metric)
         if d.over_seeds is not None and p_seeds is not None:
@@ -165,7 +157,7 @@ def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> 
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
     """Return the tables of means and differences, and a link to the figure saved in ``folder``."""
     base, *others = arms
-    found = {arm.name: difference(*paired(arm, base)) for arm in others}
+    found = {arm.name: intervals.difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)
     text = f"{means_table(arms, base.metric)}\n\n{differences}"
     if folder is None:

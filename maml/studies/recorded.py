@@ -1,17 +1,17 @@
-"""A record: the files that are kept of a run whose number stands in a table; and its check.
-
-``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
-``metrics.jsonl`` (thinned) and ``curves.png``, as a run directory does. It also holds
-``record.json`` (how the run was made) and ``model.pt`` (the parameters, if at most 1 MB).
-
-If a run changes settings of its preset, the first folder is ``<preset>+<field>=<value>+…``. A
-digest is added if this name is too long or has characters that a file's name should not have.
+"""``python -m launch.check_record DIR``: check that a record's model scores what the record says.
 
     python -m launch.check_record launch/records/maml-omniglot-5way-1shot --tasks 600
 
 The command tests the kept parameters again and compares each task's scores with the record. Losses
 must agree to 1e-4. Accuracies must agree, too, except for one task in 200: if a query's two best
 classes are almost equal, another processor's rounding decides.
+
+A record is the files that are kept of a run whose number stands in a table. As a run directory,
+``launch/records/<preset>/seed-<n>/`` holds ``config.yaml``, ``result.json``, ``test_tasks.csv``,
+``metrics.jsonl`` (thinned) and ``curves.png``. It also holds ``record.json`` (how the run was made)
+and ``model.pt`` (the parameters, if at most 1 MB). If a run changes settings of its preset, the
+first folder is ``<preset>+<field>=<value>+…``. A digest is added if this name is too long or has
+characters that a file's name should not have.
 """
 
 import argparse

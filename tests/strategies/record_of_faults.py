@@ -3,7 +3,8 @@
     python -m pytest -m fault --faults-record benchmarks/records/DATE-faults.json
 
 With the option, the tests inject every fault under every strategy, and not only some. Each writes
-what came of it. What is in the file already is kept, unless it is injected again.
+what came of it. What is in the file already is kept, unless it is injected again. Without ``-n``:
+several processes would share the cores and the file.
 """
 
 import json

@@ -231,9 +231,7 @@ def check_division(content: dict[str, Any], division: str | None, run_dir: Path)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    cause = error.__context__
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    for each in (error, error.__context__):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -52,13 +52,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--picture", type=Path, help="draw the record here, as .png")
     options = parser.parse_args(arguments)
     if options.record is None:
-        found = measure(options)
-        record.write(options.json, found)
+        made = measure(options)
+        record.write(options.json, made)
     else:
-        found = json.loads(options.record.read_text())
+        made = json.loads(options.record.read_text())
     if options.picture is not None:
-        draw(found, options.picture)
-    print(record.table(found))
+        draw(made, options.picture)
+    print(record.table(made))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -94,27 +94,27 @@ def play(folder: str, settings: str) -> None:
 
 def figures(folder: Path, rounds: int) -> dict[str, Any]:
     """Return each way's medians over rounds, and the range and median of the rounds' ratios."""
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for way, each in found.items():
+    of_way: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for way, medians in of_way.items():
         for number in range(rounds):
             rows = read_rows(folder / f"{way}-{number}" / "metrics.jsonl")[1:]
             flat = [row["action_ms"] | {"per_second": row["requests_per_second"]} for row in rows]
-            each.append(_medians(flat))
-    rates = [[one["per_second"] for one in each] for each in found.values()]
+            medians.append(_medians(flat))
+    rates = [[one["per_second"] for one in medians] for medians in of_way.values()]
     ratios = sorted(batched / single for batched, single in zip(*rates, strict=True))
     ratio = [ratios[0], statistics.median(ratios), ratios[-1]]
-    return {way: _medians(each) for way, each in found.items()} | {"ratio": ratio}
+    return {way: _medians(medians) for way, medians in of_way.items()} | {"ratio": ratio}
 
 
 def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-def draw(found: dict[str, Any], picture: Path) -> None:
+def draw(made: dict[str, Any], picture: Path) -> None:
     """Draw throughput, its ratio and latency against the number of observers."""
     from maml.plots import style
 
-    rows = found["rows"]
+    rows = made["rows"]
     numbers = [row["observers"] for row in rows]
     drawn, ((rate, ratio, wait),) = style.figure(1, 3, size=(4.2, 3.2))
     for way, (color, _) in style.look_of(list(WAYS)).items():

@@ -113,10 +113,10 @@ def figures(rows: list[dict[str, Any]], batch: int, warm_up: int) -> dict[str, f
     return found
 
 
-def summarise(found: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
+def summarise(measured: dict[tuple[str, int], list[dict[str, float]]]) -> list[dict[str, Any]]:
     """Return rows of medians over rounds; ``times`` is the speed relative to the first row."""
     rows: list[dict[str, Any]] = []
-    for (topology, workers), rounds in found.items():
+    for (topology, workers), rounds in measured.items():
         rates = [row["tasks_per_second"] for row in rounds]
         row: dict[str, Any] = {"topology": topology, "workers": workers, "rounds": len(rounds)}
         row |= {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
@@ -151,7 +151,7 @@ def main(arguments: list[str]) -> None:
         for n in ([1] if topology == "local" else options.workers)
         if n > 1 or topology not in ("apart", "server backup")
     ]
-    found: dict[tuple[str, int], list[dict[str, float]]] = {key: [] for key in what}
+    measured: dict[tuple[str, int], list[dict[str, float]]] = {key: [] for key in what}
     report: dict[str, Any] = {
         "hardware": describe(1),
         "preset": options.preset,
@@ -160,8 +160,8 @@ def main(arguments: list[str]) -> None:
     }
     for number in range(1, options.rounds + 1):
         for key in tqdm(what, desc=f"round {number} of {options.rounds}", unit="run", leave=False):
-            found[key].append(measure(*key, options))
-        report["rows"] = summarise(found)
+            measured[key].append(measure(*key, options))
+        report["rows"] = summarise(measured)
         # Write after each round, because all rounds take hours and may be interrupted.
         record.write(options.json, report)
     print(f"{options.preset}, {options.meta_batch_size} tasks a step, medians of {options.rounds}")

@@ -73,7 +73,7 @@ def timed(
     setting: str, peers: list[str], threads: int, rounds: int
 ) -> dict[str, list[dict[str, float]]]:
     """Return each peer's figures of a repetition, for each round, without peers that fail."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in peers}
     with contextlib.ExitStack() as ending:
         going = [ending.enter_context(Peer(name, setting, threads)) for name in peers]
         for number in tqdm(range(WARM_UP + rounds), desc=setting, unit="round", leave=False):
@@ -82,12 +82,12 @@ def timed(
                     taken = peer.ask("run")
                 except UserError as error:  # all together may not fit into the memory
                     going.remove(peer)
-                    del found[peer.name]
+                    del figures[peer.name]
                     print(f"{setting}: {error}", file=sys.stderr)
                     continue
                 if number >= WARM_UP:
-                    found[peer.name].append(taken)
-    return found
+                    figures[peer.name].append(taken)
+    return figures
 
 
 def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
     for name, error in errors.items():
         if not error < TOLERANCE:
             raise UserError(f"{name} computes another gradient on {setting}: error {error:.1e}")
-    found, (_, tasks, title, _) = timed(setting, list(errors), threads, rounds), ALL[setting]
-    rates = {name: sorted(tasks / one["seconds"] for one in of) for name, of in found.items()}
+    figures, (_, tasks, title, _) = timed(setting, list(errors), threads, rounds), ALL[setting]
+    rates = {name: sorted(tasks / one["seconds"] for one in of) for name, of in figures.items()}
     medians = {name: statistics.median(of_it) for name, of_it in rates.items()}
     rows = [
         {
@@ -106,7 +106,7 @@ def measure(setting: str, peers: list[str], threads: int, rounds: int) -> dict[s
             "quartiles": [of_it[len(of_it) // 4], of_it[-1 - len(of_it) // 4]],
             "times": medians.get("ours", math.nan) / medians[name],
             "gradient_error": errors[name],
-            "peak_mib": found[name][-1]["peak_mib"],
+            "peak_mib": figures[name][-1]["peak_mib"],
         }
         for name, of_it in rates.items()
     ]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datasets.errors import DataError
+from datasets.words import reason
 
 
 class _Array:
@@ -82,18 +83,17 @@ def read(path: Path) -> Any:
             return _Unpickler(file, encoding="latin-1").load()  # the strings of Python 2
     # Damaged or hostile bytes raise errors of every kind, here or in Python's unpickler.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{path}: not a pickle of arrays and plain values ({reason}); nothing in it was run; "
-            "fetch it again from where you trust it"
+            f"{path}: not a pickle of arrays and plain values ({reason(error)}); nothing in it was "
+            "run; fetch it again from where you trust it"
         ) from error
 
 
-def array(found: Any) -> NDArray[Any]:
+def array(value: Any) -> NDArray[Any]:
     """Convert :func:`read`'s array (read-only) or integer list; ``ValueError`` for other values."""
-    if isinstance(found, _Array) and found.values is not None:
-        return found.values
+    if isinstance(value, _Array) and value.values is not None:
+        return value.values
     # No nested lists: a hostile pickle can make them expand without limit.
-    if not isinstance(found, list) or not all(type(row) is int for row in found):
-        raise ValueError(f"{type(found).__name__} in place of an array")
-    return np.array(found)
+    if not isinstance(value, list) or not all(type(row) is int for row in value):
+        raise ValueError(f"{type(value).__name__} in place of an array")
+    return np.array(value)

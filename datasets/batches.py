@@ -80,8 +80,8 @@ class Batches(Episodes):
         """Yield eight images of each class."""
         images, rows, labels = self._examples
         for label in np.unique(labels):
-            own = rows[labels == label]
-            yield images[own[np.linspace(0, len(own) - 1, 8).astype(int)]]
+            of_class = rows[labels == label]
+            yield images[of_class[np.linspace(0, len(of_class) - 1, 8).astype(int)]]
 
     def _drawn(self, n: int, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return places in [0, n) for batches with these indices (``[B]``): int64 ``[B, E]``."""
@@ -106,22 +106,21 @@ PLACES = {"train": range(0, 14), "validation": range(14, 16), "test": range(16, 
 every class of an alphabet, so its test drawings come from hands that its training drawings lack."""
 
 
-def labelled(found: ImageClasses, learned: Sequence[str], what: str) -> Examples:
+def labelled(classes: ImageClasses, learned: Sequence[str], what: str) -> Examples:
     """Return all images of named classes; a label is the place of the class in ``learned``."""
-    names = list(found.names or ())
+    names = list(classes.names or ())
     if strange := sorted({*names} ^ {*learned}):
         raise DataError(f"{what} must have the classes of train, and {strange[0]} is not in both")
-    labels = np.repeat([learned.index(name) for name in names], found.counts)
-    places = zip(found.first, found.counts, strict=True)
-    rows = np.concatenate([np.arange(first, first + count) for first, count in places])
-    return Examples(found.images, rows, labels)
+    labels = np.repeat([learned.index(name) for name in names], classes.counts)
+    spans = zip(classes.first, classes.first + classes.counts, strict=True)
+    return Examples(classes.images, np.concatenate([np.arange(*span) for span in spans]), labels)
 
 
-def divide(found: ImageClasses, split: str, ways: int) -> Examples:
+def divide(classes: ImageClasses, split: str, ways: int) -> Examples:
     """Return the split's drawings of the first ``ways`` classes; :class:`DataError` if too few."""
-    if not 1 <= ways <= len(found.first):
-        raise DataError(f"--ways {ways}: the train split has only {len(found.first)} classes")
+    if not 1 <= ways <= len(classes.first):
+        raise DataError(f"--ways {ways}: the train split has only {len(classes.first)} classes")
     places = np.asarray(PLACES[split])
-    rows = found.first[:ways, None] + places
+    rows = (classes.first[:ways, None] + places).astype(np.int64)
     labels = np.repeat(np.arange(ways, dtype=np.int64), len(places))
-    return Examples(found.images.view(np.ndarray), rows.reshape(-1).astype(np.int64), labels)
+    return Examples(classes.images.view(np.ndarray), rows.ravel(), labels)

@@ -20,6 +20,7 @@ from datasets import whole
 from datasets.errors import DataError
 from datasets.locks import Lock
 from datasets.paths import cache_root
+from datasets.words import reason
 
 # A builder that works for longer counts as hanging, and other workers build the same array.
 LIMIT_S = 3600.0
@@ -44,7 +45,7 @@ def cached(name: str, shape: tuple[int, ...], build: Callable[[], Chunks], title
         return built_once(path, opened, write, "built anew")
     except OSError as error:
         raise DataError(
-            f"{path}: cannot write the cache ({error.strerror or error}); free space there, "
+            f"{path}: cannot write the cache ({reason(error)}); free space there, "
             "or set $MAML_CACHE to a folder that can be written"
         ) from error
 
@@ -65,8 +66,8 @@ def built_once(
             return opened()
         except (OSError, ValueError) as error:
             if path.exists():
-                reason = getattr(error, "strerror", None) or str(error).removeprefix(f"{path}: ")
-                print(f"{path}: {reason}; it is {how}", file=sys.stderr, flush=True)
+                why = reason(error).removeprefix(f"{path}: ")
+                print(f"{path}: {why}; it is {how}", file=sys.stderr, flush=True)
         if alone:
             whole.sweep(path)
         build()
@@ -80,11 +81,11 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
     if stamp not in _checked:
         whole.unseal(np.memmap(path, np.uint8, "r").data)
         _checked.add(stamp)
-    found: Mapped = np.load(path, mmap_mode="r")
-    if found.shape != shape or found.dtype != np.uint8:
+    array: Mapped = np.load(path, mmap_mode="r")
+    if array.shape != shape or array.dtype != np.uint8:
         expected = f"uint8 {list(shape)} is expected"
-        raise ValueError(f"holds {found.dtype} {list(found.shape)} where {expected}")
-    return found
+        raise ValueError(f"holds {array.dtype} {list(array.shape)} where {expected}")
+    return array
 
 
 def _write(path: Path, shape: tuple[int, ...], build: Callable[[], Chunks], title: str) -> None:

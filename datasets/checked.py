@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,7 +38,7 @@ class Checked:
     """
 
     episodes: Episodes
-    known: DataSet
+    facts: DataSet
     split: str
     seed: int
     dtype: torch.dtype
@@ -56,22 +56,27 @@ class Checked:
 
     def _made(self, ids: Tensor) -> Any:
         """Make the task of one id, or none of none."""
-        with calling(data=self.known):
+        address = f"{self.split} task {', '.join(map(str, ids.tolist()))} of seed {self.seed}"
+        with calling(data=self.facts):
             first = int(ids[0]) % (self.episodes.one_pass or 2**63) if len(ids) else 0
             begin(seed_of(self.seed, "task", first, self.split))
             try:
                 made: Any = self.episodes.tasks(ids)
             except Exception as error:
-                error.add_note(self._named(ids))
+                error.add_note(address)
                 raise
-        if not isinstance(made, list):
-            return self._looked_at(made, ids)
-        # In a list, the sets of tasks may have any sizes.
-        if len(made) != len(ids):
-            raise self._error(ids, f"{len(made)} tasks for {len(ids)} ids")
-        return [self._looked_at(task, ids, alone=True) for task in made]
+        try:
+            if not isinstance(made, list):
+                return self._checked(made, len(ids))
+            # In a list, the sets of tasks may have any sizes.
+            if len(made) != len(ids):
+                raise ValueError(f"{len(made)} tasks for {len(ids)} ids")
+            return [self._checked(task, 1, alone=True) for task in made]
+        except ValueError as error:
+            raise DataError(f"{FLAG} {self.facts.name}: {address}: {error}") from None
 
-    def _looked_at(self, made: Any, ids: Tensor, *, alone: bool = False) -> Task:
+    def _checked(self, made: Any, count: int, *, alone: bool = False) -> Task:
+        """Return ``count`` tasks, converted; raise ``ValueError`` if something is wrong."""
         if alone and isinstance(made, (tuple, list)) and len(made) == len(Task._fields):
             made = Task(*made)
         parts: dict[str, Any] = {name: getattr(made, name, None) for name in Task._fields}
@@ -80,19 +85,12 @@ class Checked:
                 of_tensors = any(isinstance(p, Tensor) for p in pytree.tree_leaves(part))
                 several = name.endswith("_x") and of_tensors
                 more = ": several inputs go into its columns, for forward to split" * several
-                raise self._error(ids, f"{type(made).__name__} without a tensor {name}{more}")
+                raise ValueError(f"{type(made).__name__} without a tensor {name}{more}")
             parts[name] = self._converted(name, part[None] if alone else part)
-        found = Task(**parts)
-        wrong = _wrong_sets(found, len(ids)) or self._wrong_labels(found) or self._wrong_form(found)
-        if wrong:
-            raise self._error(ids, wrong)
-        return found
-
-    def _error(self, ids: Tensor, wrong: str) -> DataError:
-        return DataError(f"{FLAG} {self.known.name}: {self._named(ids)}: {wrong}")
-
-    def _named(self, ids: Tensor) -> str:
-        return f"{self.split} task {', '.join(map(str, ids.tolist()))} of seed {self.seed}"
+        task = Task(**parts)
+        for wrong in self._mistakes(task, count):
+            raise ValueError(wrong)
+        return task
 
     def _converted(self, name: str, part: Tensor) -> Tensor:
         part = part.detach()  # tasks are data: no gradient flows into what made them
@@ -102,44 +100,38 @@ class Checked:
             return part
         return part.to(self.dtype if part.is_floating_point() else torch.int64)
 
-    def _wrong_labels(self, made: Task) -> str:
-        if (ways := self.classes) is None:
-            return ""
-        for name in ("support_y", "query_y"):
-            y = getattr(made, name)
-            if not y.is_floating_point() and len(strange := y[(y < 0) | (y >= ways)]):
+    def _mistakes(self, task: Task, count: int) -> Iterator[str]:
+        """Yield what is wrong with ``count`` tasks."""
+        for name, x, y in (("support", *task[:2]), ("query", *task[2:])):
+            shapes = f"{name}_x is {_of(x.dtype, x.shape)} and {name}_y {_of(y.dtype, y.shape)}"
+            if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
+                yield f"{shapes}; give [{count}, E, …] each"
+            if x.is_complex() or y.is_complex():
+                yield f"{shapes}; numbers must be real"
+        if not task.query_x.numel():
+            yield "query_x is empty: there is nothing to answer"
+        ways = self.classes or 0
+        for name in ("support_y", "query_y") if ways else ():
+            y = getattr(task, name)
+            strange = y[(y < 0) | (y >= ways)]
+            if len(strange) and not y.is_floating_point():
                 of = f"of {ways} ways labels are from 0 to {ways - 1}"
-                return f"{name} has the label {int(strange.max())}; {of}"
-        return ""
-
-    def _wrong_form(self, made: Task) -> str:
+                yield f"{name} has the label {int(strange.max())}; {of}"
         for name, (dtype, sizes) in (self.form or {}).items():
-            part = getattr(made, name)
+            part = getattr(task, name)
             if (part.dtype, part.shape[2:]) != (dtype, sizes):
                 first = _of(dtype, [str(len(part)), "E", *map(str, sizes)])
-                return f"{name} is {_of(part.dtype, part.shape)}; that of the first task is {first}"
-        return ""
+                yield f"{name} is {_of(part.dtype, part.shape)}; that of the first task is {first}"
 
 
 def _joined(made: list[Any]) -> Any:
     """Join batches or lists of one task each: a batch if they are batches of one size."""
     listed = [one if isinstance(one, list) else [one] for one in made]
-    each = list(itertools.chain.from_iterable(listed))
-    same = len({tuple(part.shape for part in one) for one in each}) == 1
+    tasks = list(itertools.chain.from_iterable(listed))
+    same = len({tuple(part.shape for part in one) for one in tasks}) == 1
     if any(isinstance(one, list) for one in made) or not same:
-        return each
-    return Task(*map(torch.cat, zip(*each, strict=True)))
-
-
-def _wrong_sets(made: Task, count: int) -> str:
-    for part in ("support", "query"):
-        x, y = getattr(made, f"{part}_x"), getattr(made, f"{part}_y")
-        found = f"{part}_x is {_of(x.dtype, x.shape)} and {part}_y {_of(y.dtype, y.shape)}"
-        if x.dim() < 2 or x.shape[:2] != y.shape[:2] or len(x) != count:
-            return f"{found}; give [{count}, E, …] each"
-        if x.is_complex() or y.is_complex():
-            return f"{found}; numbers must be real"
-    return "" if made.query_x.numel() else "query_x is empty: there is nothing to answer"
+        return tasks
+    return Task(*map(torch.cat, zip(*tasks, strict=True)))
 
 
 def _of(dtype: torch.dtype, shape: Iterable[object]) -> str:
@@ -152,12 +144,9 @@ def shared_classes(data: str, splits: Sequence[Episodes], new: str) -> str:
     met: dict[bytes, str] = {}  # a digest of images, to the first split that has them
     for episodes in splits:
         digests = [hashlib.blake2b(some.tobytes()).digest() for some in episodes.samples()]
-        found = Counter(met[digest] for digest in digests if digest in met)
-        said += [
-            f"{n} of {len(digests)} {episodes.split} classes have the same images as a class of "
-            f"{earlier}"
-            for earlier, n in found.items()
-        ]
+        for earlier, n in Counter(met[digest] for digest in digests if digest in met).items():
+            classes = f"{n} of {len(digests)} {episodes.split} classes"
+            said.append(f"{classes} have the same images as a class of {earlier}")
         met = dict.fromkeys(digests, episodes.split) | met
     if not said:
         return ""

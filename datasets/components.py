@@ -68,36 +68,31 @@ def scan(folders: Iterable[Path], root: Path, kind: type[Kind]) -> dict[str, Kin
 
     Modules are imported from ``root``. Facts are keyword arguments of ``kind``.
     """
-    own: dict[str, dict[str, Any]] = {}
-    files = [(path.relative_to(each), path) for each in folders for path in each.rglob("*.py")]
+    facts: dict[str, dict[str, Any]] = {}
+    files = [(path.relative_to(top), path) for top in folders for path in top.rglob("*.py")]
     for _, path in sorted(files):
         text = path.read_text(encoding="utf-8")
         if "\nCOMPONENTS" not in text:
             continue
         parts = path.relative_to(root).with_suffix("").parts
         module = ".".join(part for part in parts if part != "__init__")
-        for name, facts in _literal(ast.parse(text)).items():
-            if name in own:
-                raise ValueError(f"{module} and {own[name]['module']} both have {name!r}")
-            own[name] = {"module": module, **facts}
-    return {name: _made(name, own, kind) for name in own}
+        for line in ast.parse(text).body:
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "COMPONENTS":
+                for name, of_one in ast.literal_eval(line.value).items():
+                    if name in facts:
+                        raise ValueError(f"{module} and {facts[name]['module']} both have {name!r}")
+                    facts[name] = {"module": module, **of_one}
+    return {name: _made(name, facts, kind) for name in facts}
 
 
-def _literal(tree: ast.Module) -> dict[str, dict[str, Any]]:
-    facts: dict[str, dict[str, Any]] = {}
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "COMPONENTS":
-            facts = ast.literal_eval(statement.value)
-    return facts
-
-
-def _made(name: str, own: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
-    """Return a component from its own facts and those of the component that it is like."""
-    other = own[own[name]["like"]] if "like" in own[name] else {}
-    facts = {"ignores": {}, **other, **own[name]}
-    reads = (*other.get("reads", ()), *own[name].get("reads", ()))
-    facts["reads"] = tuple(each for each in reads if each not in facts["ignores"])
-    return kind(name=name, **{fact: value for fact, value in facts.items() if fact != "like"})
+def _made(name: str, facts: dict[str, dict[str, Any]], kind: type[Kind]) -> Kind:
+    """Return a component from its facts and those of the component that it is like."""
+    other = facts.get(facts[name].get("like", ""), {})
+    joined = {"ignores": {}, **other, **facts[name]}
+    reads = (*other.get("reads", ()), *facts[name].get("reads", ()))
+    joined["reads"] = tuple(field for field in reads if field not in joined["ignores"])
+    joined.pop("like", None)
+    return kind(name=name, **joined)
 
 
 def is_theirs(name: str) -> bool:

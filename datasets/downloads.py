@@ -7,6 +7,7 @@ from pathlib import Path
 
 from datasets.errors import DataError
 from datasets.locks import Lock
+from datasets.words import reason
 
 _TIMEOUT_S = 30.0
 
@@ -33,10 +34,9 @@ def downloading(folder: Path, missing: str, put: str) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
                 for path in made:
                     path.rmdir()
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(
-            f"{missing}, and was not downloaded ({reason}); put {put}, or point --data-root or "
-            f"$MAML_DATA at a folder that has {folder.name}/, or connect this machine to the "
+            f"{missing}, and was not downloaded ({reason(error)}); put {put}, or point --data-root "
+            f"or $MAML_DATA at a folder that has {folder.name}/, or connect this machine to the "
             "network so that it downloads; *-glyphs-* presets (maml-glyphs-5way-1shot) need none"
         ) from error
     finally:

@@ -24,6 +24,13 @@ from datasets.words import counted
 SPLITS = ("train", "validation", "test")
 
 
+def check_counts(**counts: int) -> None:
+    """Raise :class:`DataError` for a count below 1, and name its flag."""
+    for name, count in counts.items():
+        if count < 1:
+            raise DataError(f"--{name} {count}: must be at least 1")
+
+
 class Episodes(ABC):
     """An endless, addressable stream of tasks of one split, without any state.
 
@@ -69,9 +76,9 @@ class Episodes(ABC):
 
     def remade(self, make: Callable[[Tensor], Task], **changes: Any) -> Self:
         """Return a copy of these episodes whose tasks come from ``make``, with the same ids."""
-        found = copy.copy(self)
-        found.__dict__.update(changes, tasks=make)
-        return found
+        copied = copy.copy(self)
+        copied.__dict__.update(changes, tasks=make)
+        return copied
 
 
 def shuffled(episodes: Episodes, seed: int) -> Episodes:
@@ -81,8 +88,7 @@ def shuffled(episodes: Episodes, seed: int) -> Episodes:
     """
 
     def tasks(ids: Tensor) -> Any:
-        found: Any = episodes.tasks(ids)
-        return reordered(found, episodes.keys(ids, "support order", seed))
+        return reordered(episodes.tasks(ids), episodes.keys(ids, "support order", seed))
 
     return episodes.remade(tasks)
 
@@ -159,7 +165,7 @@ class FewShotImages(Episodes):
 
     def __init__(
         self,
-        found: ImageClasses,
+        of: ImageClasses,
         *,
         split: str,
         ways: int,
@@ -174,10 +180,8 @@ class FewShotImages(Episodes):
         Small classes are not skipped, so that ``shots`` and ``queries`` do not change the classes.
         ``published``: nobody changes classes and images, so they need no digest.
         """
-        for flag, value in (("--ways", ways), ("--shots", shots), ("--queries", queries)):
-            if value < 1:
-                raise DataError(f"{flag} {value}: must be at least 1")
-        images, first, counts, self.rotate, self.class_names = found
+        check_counts(ways=ways, shots=shots, queries=queries)
+        images, first, counts, self.rotate, self.class_names = of
         if len(images.shape) not in (3, 4):
             raise ValueError(f"images must be [n, H, W(, 3)], not {images.shape}")
         if self.rotate and images.shape[1] != images.shape[2]:
@@ -224,10 +228,10 @@ class FewShotImages(Episodes):
         if self.division is None:
             return None
         shape = f"{self.images.shape[1:]} {self.counts.tolist()}"
-        found = hashlib.blake2b(shape.encode(), digest_size=8)
+        digest = hashlib.blake2b(shape.encode(), digest_size=8)
         for first, count in zip(self.first.tolist(), self.counts.tolist(), strict=True):
-            found.update(self.images[first : first + count].tobytes())
-        return found.hexdigest()
+            digest.update(self.images[first : first + count].tobytes())
+        return digest.hexdigest()
 
     def samples(self) -> Iterator[NDArray[np.uint8]]:
         """Yield eight images of each class."""

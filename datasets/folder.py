@@ -26,7 +26,7 @@ from datasets.paths import default_data_root
 COMPONENTS = {
     "folder": {
         "help": "your own images: a folder of folders of classes, of any size and number",
-        "episodes": "open_classes",
+        "attribute": "open_classes",
         "image_shape": "image_shape",
         "own_images": True,
         "reads": ("image_size", "image_mode", "split_fractions"),
@@ -97,10 +97,8 @@ def list_images(place: Path | str) -> list[tuple[str, str]]:
         return [(str(root), "")]
     top = look(root)
     if top.images and top.folders:
-        raise DataError(
-            f"{shown(root)}: holds images ({shown(top.images[0])}) and folders "
-            f"({shown(top.folders[0])}); let it hold one or the other"
-        )
+        both = f"images ({shown(top.images[0])}) and folders ({shown(top.folders[0])})"
+        raise DataError(f"{shown(root)}: holds {both}; let it hold one or the other")
     classes = _classes(root, "", top.folders or [""])
     # A disk may encode accents in another form.
     names = {name: unicodedata.normalize("NFC", name) for name in classes}
@@ -117,39 +115,33 @@ def _divided(data_root: Path, split_fractions: str, split: str, ways: int) -> tu
     # A folder `test` that has no folders in it is a class with the name `test`.
     if there := [name for name in _SPLIT_OF if name in top and look(root, name).folders]:
         if split_fractions != FRACTIONS:
-            raise DataError(
-                f"--split-fractions {split_fractions}: {shown(root)} is divided into "
-                f"{', '.join(there)} already"
-            )
+            already = f"{shown(root)} is divided into {', '.join(there)} already"
+            raise DataError(f"--split-fractions {split_fractions}: {already}")
         if len(twice := [name for name in there if name in _VALIDATION]) > 1:
             both = " and ".join(twice)
             raise DataError(f"{shown(root)}: has {both}, which mean the same; keep one")
-        found = {
+        splits = {
             _SPLIT_OF[name]: _classes(root, f"{name}/", look(root, name).folders) for name in there
         }
-        _check_disjoint(root, itertools.chain.from_iterable(found.values()))
+        _check_disjoint(root, itertools.chain.from_iterable(splits.values()))
     else:
-        found = {
-            part: _classes(root, "", [top[row] for row in rows])
-            for part, rows in _drawn(len(top), split_fractions).items()
-        }
-    if len(found.get(split, ())) < max(ways, 1):
-        counts = ", ".join(f"{part} {len(classes)}" for part, classes in found.items())
+        drawn = _drawn(len(top), split_fractions)
+        splits = {part: _classes(root, "", [top[row] for row in drawn[part]]) for part in drawn}
+    if len(splits.get(split, ())) < max(ways, 1):
+        counts = ", ".join(f"{part} {len(classes)}" for part, classes in splits.items())
         raise DataError(
             f"--ways {ways}: too few classes for {split}; {shown(root)} has {counts}: add classes, "
             "ask for fewer or, where the program divides them, give other --split-fractions"
         )
-    return root, found[split]
+    return root, splits[split]
 
 
 def _classes(root: Path, below: str, names: Iterable[str]) -> Classes:
-    found = {f"{below}{name}": look(root, f"{below}{name}").images for name in names}
-    for name, images in found.items():
-        if not images:
-            raise DataError(
-                f"{shown(root / name)}: no images in it; add some, or remove it: {_FORMS}"
-            )
-    return found
+    classes = {f"{below}{name}": look(root, f"{below}{name}").images for name in names}
+    if empty := [name for name, images in classes.items() if not images]:
+        where = shown(root / empty[0])
+        raise DataError(f"{where}: no images in it; add some, or remove it: {_FORMS}")
+    return classes
 
 
 def _drawn(n: int, fractions: str | Sequence[float]) -> dict[str, NDArray[np.int64]]:

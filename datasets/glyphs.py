@@ -19,8 +19,8 @@ from datasets.episodes import ImageClasses
 COMPONENTS = {
     "glyphs": {
         "help": "characters that the program draws, 800/100/200 classes: no files needed",
-        "episodes": "open_classes",
-        "examples": "open_classes",
+        "attribute": "open_classes",
+        "tasks": ("episodes", "batches"),
         "image_shape": (1, 28, 28),
         "ink": True,
     }

@@ -28,6 +28,7 @@ from datasets.cache import Mapped, cached
 from datasets.errors import DataError
 from datasets.registry import find
 from datasets.whole import regular
+from datasets.words import reason
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Read: TypeAlias = Callable[[str], bytes]
@@ -116,8 +117,8 @@ def open_zip(path: Path) -> zipfile.ZipFile:
 
 def in_zip(archive: zipfile.ZipFile, names: Sequence[str], decode: Decode) -> Source:
     """Return the source of the files with these names in a ``.zip``."""
-    found = map(archive.getinfo, names)
-    state = "\n".join(f"{each.filename} {each.CRC} {each.file_size}" for each in found)
+    members = map(archive.getinfo, names)
+    state = "\n".join(f"{file.filename} {file.CRC} {file.file_size}" for file in members)
     place = Path(str(archive.filename))
     return Source(state, lambda: decode_all(place, names, archive.read, decode))
 
@@ -130,7 +131,7 @@ def in_tar(path: Path, names: Sequence[str], decode: Decode) -> Source:
 
 def _of_tar(path: Path, names: set[str]) -> Read:
     """Return a reader of these files from memory, because ``.xz`` cannot seek."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with lzma.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -138,7 +139,7 @@ def _of_tar(path: Path, names: set[str]) -> Read:
                     name = PurePosixPath(member.name).name
                     file = archive.extractfile(member) if name in names else None
                     if file is not None:
-                        found[name] = file.read()
+                        contents[name] = file.read()
             # Read to the end to check the checksum, which follows the contents.
             while stream.read(1 << 20):
                 pass
@@ -146,9 +147,9 @@ def _of_tar(path: Path, names: set[str]) -> Read:
         raise DataError(f"{path}: not a readable tar.xz file ({error}); fetch it again") from error
 
     def read(name: str) -> bytes:
-        if name not in found:
+        if name not in contents:
             raise FileNotFoundError("not in the archive")
-        return found[name]
+        return contents[name]
 
     return read
 
@@ -184,7 +185,9 @@ def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) ->
                 return decode(image)
         # For damaged bytes, Pillow's readers raise errors of every kind.
         except Exception as error:
-            damaged.append(f"{shown(place / name)} ({_reason(error)})")
+            unknown = isinstance(error, UnidentifiedImageError)
+            why = "not an image that Pillow knows" if unknown else reason(error)
+            damaged.append(f"{shown(place / name)} ({why})")
             return None
 
     # Pillow decodes and resizes outside the interpreter's lock.
@@ -195,7 +198,7 @@ def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) ->
         # Not all at once: the pixels of a large folder do not fit into memory.
         for start in range(0, len(names), _AT_ONCE * cores):
             some = threads.map(decoded, names[start : start + _AT_ONCE * cores])
-            pixels = [found for found in some if found is not None]
+            pixels = [image for image in some if image is not None]
             if not damaged:
                 yield np.stack(pixels)
     if damaged:
@@ -205,13 +208,6 @@ def decode_all(place: Path, names: Sequence[str], read: Read, decode: Decode) ->
             f"{len(damaged)} of {len(names)} images cannot be decoded: {named}{more}: repair them, "
             "fetch them again or move them away"
         )
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "not an image that Pillow knows"
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split()) or type(error).__name__
 
 
 class Decoder:

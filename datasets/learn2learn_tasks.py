@@ -17,10 +17,10 @@ from datasets.errors import DataError
 from datasets.tasks import Task
 
 
-def is_taskset(found: object) -> bool:
+def is_taskset(value: object) -> bool:
     """Return whether this is a Taskset of learn2learn, of any of its classes."""
     module = sys.modules.get("learn2learn.data.task_dataset")
-    return module is not None and isinstance(found, module.CythonTaskDataset)
+    return module is not None and isinstance(value, module.CythonTaskDataset)
 
 
 class Tasksets(Episodes):
@@ -40,8 +40,8 @@ class Tasksets(Episodes):
 
     def tasks(self, ids: Tensor) -> Task:
         """Draw a task for each of ``ids`` (int64 ``[B]``), class by class, or `DataError`."""
-        found = [self._task() for _ in ids]
-        return Task(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+        tasks = [self._task() for _ in ids]
+        return Task(*map(torch.stack, zip(*tasks, strict=True)))
 
     def _task(self) -> Task:
         x, y = self.taskset.get_task(self.taskset.sample_task_description())
@@ -50,8 +50,8 @@ class Tasksets(Episodes):
         if classes.dtype.kind not in "iu":
             raise DataError(f"--data {self.name}: labels of {what} are {classes.dtype}, no classes")
         if len(classes) != self.ways:
-            found = f"{what} have {len(classes)} classes; give --ways {len(classes)}"
-            raise DataError(f"--ways {self.ways}: {found}")
+            have = f"{what} have {len(classes)} classes; give --ways {len(classes)}"
+            raise DataError(f"--ways {self.ways}: {have}")
         needed = self.shots + self.queries
         if counts.min() < needed:
             raise DataError(

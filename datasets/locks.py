@@ -1,8 +1,9 @@
-"""The program's file locks. Each file names the holder, and no process waits for ever.
+"""File locks. Each file names the process that has the lock, and nobody waits for ever.
 
-The lock is the operating system's, so a killed process loses its lock. A working holder touches the
-file every few seconds as a sign of life (a heartbeat). A stopped process, or a process on a lost
-host, gives no sign of life. No torch is imported.
+The operating system frees the lock of a process that ends. It keeps the lock of a process that is
+stopped, or whose host is lost. Therefore a process that works under a lock also sets the time of
+the file every few seconds: its sign of life. Who waits for the lock looks at this time, and stops
+waiting when it has not changed for a while. Nothing here imports torch.
 """
 
 import contextlib
@@ -17,30 +18,31 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-PATIENCE_S = 60.0  # stop waiting for a holder that gave no sign of life for this long
-BEAT_S = 5.0  # between two signs of life; a process that waits longer names the holder
+PATIENCE_S = 60.0  # without a sign of life: then a process stops waiting
+BEAT_S = 5.0  # between two signs of life; a process that waits for longer says for whom
 
 
 class HeldError(TimeoutError):
-    """Another process has the lock; the message names the process and the file."""
+    """Another process has the lock. The message names the file and the process."""
 
 
 class Lock:
-    """The lock of one file. A release keeps the file. Threads exclude each other, too."""
+    """The lock of one file, which stays after the release. Threads exclude each other, too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Members of one group may share a folder.
+        # The members of a group may share a folder, so each may write the file.
         self._lock = FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, patience: float = 0.0) -> bool:
         """Wait while the holder gives signs of life, and then for ``patience`` seconds.
 
-        Return whether this process has the lock. False: the folder does not support locks (some
-        shared folders), or is not writable. Raise :class:`HeldError` if another process has it.
+        Return whether this process has the lock now. False: the folder has no locks (some shared
+        folders), or cannot be written. Raise :class:`HeldError` if another process has the lock.
         """
         since, sign = time.monotonic(), self._sign()
-        said = patience <= BEAT_S or os.environ.get("LOCAL_RANK", "0") != "0"
+        # One line says for whom this process waits; of several on a host, one says it.
+        says = patience > BEAT_S and os.environ.get("LOCAL_RANK", "0") == "0"
         while True:
             try:
                 self._lock.acquire(timeout=min(patience, BEAT_S))
@@ -54,8 +56,8 @@ class Lock:
             elif time.monotonic() - since >= patience:
                 silent = f", silent for {patience:.0f} s" if patience else ""
                 raise HeldError(f"{self.path}: held by {self.holder()}{silent}")
-            if not said:
-                said = True
+            if says:
+                says = False
                 line = f"waiting for {self.path}: held by {self.holder()}"
                 print(line, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError):
@@ -78,28 +80,27 @@ class Lock:
 
     @contextlib.contextmanager
     def held(self, *, limit: float = math.inf, needed: bool = False) -> Iterator[bool]:
-        """Hold the lock within this context, and give signs of life. Yield whether it is held.
+        """Hold the lock in this context, and give signs of life. Yield whether it is held.
 
-        If the holder gives no sign of life for `PATIENCE_S`, print a message and go on without the
-        lock. Two processes may do the same work if its result is renamed into place. If the
-        lock is ``needed``, raise :class:`HeldError` instead. Work that takes more than ``limit``
-        seconds counts as hanging, and its signs of life end.
+        Wait for at most `PATIENCE_S` without a sign of life. Then raise :class:`HeldError` if the
+        lock is ``needed``; else say so and go on without the lock, because work whose result is
+        renamed into place may be done twice. After ``limit`` seconds the signs of life end: work
+        that takes longer counts as hanging.
         """
-        has, is_ours = False, True
         try:
-            has = self.acquire(PATIENCE_S)
+            is_held = self.acquire(PATIENCE_S)
         except HeldError as error:
-            is_ours = False
             if needed:
                 raise
             print(f"{error}; it is not waited for any longer", file=sys.stderr, flush=True)
+            # No signs of life: they would be taken for signs of the silent holder.
+            is_held, limit = False, 0.0
+        # In a folder without locks, these signs are all that other processes see.
         done = threading.Event()
-        # Not of another's lock, which would seem to live. Without locks, this sign is all.
-        args = done, limit if is_ours else 0.0
-        thread = threading.Thread(target=self._live, args=args, daemon=True)
+        thread = threading.Thread(target=self._live, args=(done, limit), daemon=True)
         thread.start()
         try:
-            yield has
+            yield is_held
         finally:
             done.set()
             thread.join()

@@ -21,7 +21,7 @@ from datasets.image_files import Pixels, Source, cached_images, in_folder, in_ta
 COMPONENTS = {
     "miniimagenet": {
         "help": "100 classes of ImageNet in colour, 600 images each, 64/16/20 classes",
-        "episodes": "open_classes",
+        "attribute": "open_classes",
         "image_shape": (3, 84, 84),
     }
 }
@@ -63,8 +63,8 @@ def _source(folder: Path, split: str) -> Source:
         return in_folder(images, _in_order(table, read_table(table), classes), decode)
     for by_class in (folder / name, folder / split):
         if by_class.is_dir():
-            found = {label: {*look(by_class, label).images} for label in look(by_class).folders}
-            return in_folder(by_class, _in_order(by_class, found, classes), decode)
+            files = {label: {*look(by_class, label).images} for label in look(by_class).folders}
+            return in_folder(by_class, _in_order(by_class, files, classes), decode)
     for pickled in (folder / f"mini-imagenet-cache-{called}.pkl" for called in (name, split)):
         if pickled.is_file():
             return Source(stamp(pickled), partial(read_pickle, pickled, classes))
@@ -78,27 +78,27 @@ def _source(folder: Path, split: str) -> Source:
 
 def read_table(path: Path) -> Table:
     """Read a table with the columns ``filename`` and ``label``."""
-    found: Table = defaultdict(set)
+    table: Table = defaultdict(set)
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
                 if not row["filename"] or not row["label"] or "/" in row["filename"]:
                     raise ValueError(f"{row['filename']} of {row['label']}")
-                found[row["label"]].add(row["filename"])
+                table[row["label"]].add(row["filename"])
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise DataError(f"{path}: no table of filename,label ({error}); restore it") from error
-    return found
+    return table
 
 
-def _in_order(path: Path, found: Table, classes: int) -> list[str]:
+def _in_order(path: Path, table: Table, classes: int) -> list[str]:
     """Return all files by class, or raise a :class:`DataError` that names ``path``."""
-    counts = {label: len(names) for label, names in found.items()}
-    wrong = [f"{label} has {n} images" for label, n in counts.items() if n != PER_CLASS]
-    if len(found) != classes:
-        raise DataError(f"{path}: {len(found)} classes instead of {classes}; restore all of it")
+    counts = {f"{label} has {len(names)} images": len(names) for label, names in table.items()}
+    wrong = [f"{text} instead of {PER_CLASS}" for text, n in counts.items() if n != PER_CLASS]
+    if len(table) != classes:
+        wrong = [f"{len(table)} classes instead of {classes}"]
     if wrong:
-        raise DataError(f"{path}: {min(wrong)} instead of {PER_CLASS}; restore all of it")
-    return [name for _, names in sorted(found.items()) for name in sorted(names)]
+        raise DataError(f"{path}: {min(wrong)}; restore all of it")
+    return [name for _, names in sorted(table.items()) for name in sorted(names)]
 
 
 def decode(image: Image.Image) -> Pixels:
@@ -111,10 +111,10 @@ def decode(image: Image.Image) -> Pixels:
 
 def read_pickle(path: Path, classes: int) -> Iterator[Pixels]:
     """Yield the classes of a pickle in the order of names, each uint8 ``[images, 84, 84, 3]``."""
-    found = array_pickle.read(path)  # all images, and the rows of each class
+    content = array_pickle.read(path)  # all images, and the rows of each class
     try:
-        images = array_pickle.array(found["image_data"])
-        rows = {str(label): array_pickle.array(n) for label, n in found["class_dict"].items()}
+        images = array_pickle.array(content["image_data"])
+        rows = {str(label): array_pickle.array(n) for label, n in content["class_dict"].items()}
         if images.dtype != np.uint8 or images.shape[1:] != SHAPE:
             raise ValueError("image_data is no uint8 [n, 84, 84, 3]")
         if len(rows) != classes:

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -20,41 +20,17 @@ from datasets.whole import written
 COMPONENTS = {
     "omniglot": {
         "help": "1,623 handwritten characters, 20 drawings each",
-        "episodes": "open_classes",
-        "examples": "open_classes",
+        "attribute": "open_classes",
+        "tasks": ("episodes", "batches"),
         "image_shape": (1, 28, 28),
         "ink": True,
         "reads": ("omniglot_split",),
     }
 }
 
-
+# A part of the data set (also the name of its archive and folder), to its number of characters.
+PARTS = {"images_background": 964, "images_evaluation": 659}
 DRAWINGS = 20
-
-# A part of the data set (also the name of its archive and folder), to its alphabets with their
-# numbers of characters: 964 characters of 30 alphabets, and 659 of 20.
-_ALPHABETS = {
-    "images_background": """
-    Alphabet_of_the_Magi 20 Anglo-Saxon_Futhorc 29 Arcadian 26 Armenian 41
-    Asomtavruli_(Georgian) 40 Balinese 24 Bengali 46
-    Blackfoot_(Canadian_Aboriginal_Syllabics) 14 Braille 26 Burmese_(Myanmar) 34 Cyrillic 33
-    Early_Aramaic 22 Futurama 26 Grantha 43 Greek 24 Gujarati 48 Hebrew 22
-    Inuktitut_(Canadian_Aboriginal_Syllabics) 16 Japanese_(hiragana) 52
-    Japanese_(katakana) 47 Korean 40 Latin 26 Malay_(Jawi_-_Arabic) 40
-    Mkhedruli_(Georgian) 41 N_Ko 33 Ojibwe_(Canadian_Aboriginal_Syllabics) 14 Sanskrit 42
-    Syriac_(Estrangelo) 23 Tagalog 17 Tifinagh 55
-    """,
-    "images_evaluation": """
-    Angelic 20 Atemayar_Qelisayer 26 Atlantean 26 Aurek-Besh 26 Avesta 26 Ge_ez 26
-    Glagolitic 45 Gurmukhi 45 Kannada 41 Keble 26 Malayalam 47 Manipuri 40 Mongolian 30
-    Old_Church_Slavonic_(Cyrillic) 45 Oriya 46 Sylheti 28 Syriac_(Serto) 23 Tengwar 25
-    Tibetan 42 ULOG 26
-    """,
-}
-PARTS: dict[str, dict[str, int]] = {
-    part: dict(zip(words[::2], map(int, words[1::2]), strict=True))
-    for part, words in ((part, text.split()) for part, text in _ALPHABETS.items())
-}
 
 SPLITS: dict[str, dict[str, int]] = {
     "maml": {"train": 1100, "validation": 100, "test": 423},
@@ -74,24 +50,15 @@ def open_classes(
     split: str, *, data_root: Path, omniglot_split: str = "maml", **_unused: object
 ) -> ImageClasses:
     """Return the characters of a split. Tasks rotate them as in the code of MAML or MAML++."""
-    classes = split_classes(omniglot_split, split)
-    names = np.array(class_names())[classes].tolist()
+    images, names = open_images(data_root)
+    rows = split_classes(omniglot_split, split, names)
     rotate = omniglot_split != "mamlpp" or split == "train"
-    return ImageClasses.of_equal_size(open_images(data_root), classes, rotate=rotate, names=names)
+    of_split = np.array(names)[rows].tolist()
+    return ImageClasses.of_equal_size(images, rows, rotate=rotate, names=of_split)
 
 
-def class_names() -> list[str]:
-    """Return the classes as ``alphabet/characterNN``, in row order: background first."""
-    return [
-        f"{alphabet}/character{number:02d}"
-        for alphabets in PARTS.values()
-        for alphabet in sorted(alphabets)
-        for number in range(1, alphabets[alphabet] + 1)
-    ]
-
-
-def split_classes(name: str, split: str) -> NDArray[np.int64]:
-    """Return the classes of a split: int64 ``[n]``, sorted rows of the image array.
+def split_classes(name: str, split: str, names: Sequence[str]) -> NDArray[np.int64]:
+    """Return the classes of a split: int64 ``[n]``, sorted rows of all ``names``.
 
     ``name`` is one of
 
@@ -107,7 +74,7 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
     """
     if name not in SPLITS:
         raise DataError(f"--omniglot-split {name}: unknown; one of {', '.join(SPLITS)}")
-    sizes, names = SPLITS[name], class_names()
+    sizes = SPLITS[name]
     if name.startswith("vinyals"):
         test = np.arange(len(names) - sizes["test"], len(names))
         validation = np.flatnonzero([n.split("/")[0] in _VINYALS_VALIDATION for n in names])
@@ -121,30 +88,39 @@ def split_classes(name: str, split: str) -> NDArray[np.int64]:
     return np.sort(rows).astype(np.int64)
 
 
-def open_images(data_root: Path) -> Mapped:
-    """Map all drawings by :func:`class_names`: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0."""
+def open_images(data_root: Path) -> tuple[Mapped, list[str]]:
+    """Map all drawings: uint8 ``[1623, 20, 28, 28]``, ink 255 on paper 0; and name the characters.
+
+    A name is ``alphabet/characterNN``. They are sorted, those of images_background first.
+    """
     folder = Path(data_root).expanduser() / "omniglot"
-    return cached_images(
+    parts = [find_part(_path(folder, part), n) for part, n in PARTS.items()]
+    images = cached_images(
         "omniglot/28x28-grey-lanczos-inverted-1",  # raise the 1 when the decoder's output changes
-        [find_part(_path(folder, name), alphabets) for name, alphabets in PARTS.items()],
-        (len(class_names()), DRAWINGS, *SIZE),
+        [source for source, _ in parts],
+        (sum(PARTS.values()), DRAWINGS, *SIZE),
         title="decoding Omniglot",
     )
+    return images, [name for _, names in parts for name in names]
 
 
-def find_part(path: Path, alphabets: Mapping[str, int]) -> Source:
-    """Return the source of a part, a ``.zip`` or a folder of ``alphabet/characterNN/*.png``."""
-    # Archives are often packed again, so check the names in the file, not a checksum of the file.
+def find_part(path: Path, characters: int) -> tuple[Source, list[str]]:
+    """Return a part's source, a ``.zip`` or a folder of ``alphabet/characterNN/*.png``; its names.
+
+    Archives are often packed again, so the names in the file are checked, and no checksum is.
+    """
     archive = None if path.is_dir() else open_zip(path)
     pngs = (file.relative_to(path).as_posix() for file in path.rglob("*.png"))
     drawings = sorted(filter(_is_drawing, archive.namelist() if archive else pngs), key=_place)
-    characters = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
-    names = (f"{a}/character{i + 1:02d}" for a, n in alphabets.items() for i in range(n))
-    expected = Counter(dict.fromkeys(names, DRAWINGS))
-    if wrong := sorted((expected - characters).keys() | (characters - expected).keys()):
-        found = f"{wrong[0]} has {characters[wrong[0]]} drawings instead of {expected[wrong[0]]}"
-        raise DataError(f"{path}: {found}; fetch the complete archive again")
-    return in_zip(archive, drawings, decode) if archive else in_folder(path, drawings, decode)
+    counts = Counter("/".join(_place(name)[:-1]) or name for name in drawings)
+    wrong = [f"{name} has {n} drawings instead of {DRAWINGS}"
+             for name, n in counts.items() if n != DRAWINGS]  # fmt: skip
+    if len(counts) != characters:
+        wrong.append(f"has {len(counts)} characters instead of {characters}")
+    if wrong:
+        raise DataError(f"{path}: {wrong[0]}; fetch the complete archive again")
+    source = in_zip(archive, drawings, decode) if archive else in_folder(path, drawings, decode)
+    return source, list(counts)
 
 
 def _is_drawing(name: str) -> bool:

@@ -52,28 +52,29 @@ class Contents(NamedTuple):
 
 def image_shape(data: str, **options: Any) -> tuple[int, int, int] | None:
     """Return the (C, H, W) of a data set's images without opening it; None if it has no images."""
-    known = find(data)
-    if not isinstance(known.image_shape, str):
-        return known.image_shape
-    return _function(known, known.image_shape)(**options)
+    facts = find(data)
+    if not isinstance(facts.image_shape, str):
+        return facts.image_shape
+    shape: Any = getattr(importlib.import_module(facts.module), facts.image_shape)(**options)
+    return shape
 
 
 def contents(data: str, data_root: Path | str | None = None, **request: Any) -> Contents:
     """Return a data set's contents. Open a user's own with the options of :func:`open_episodes`."""
-    known = find(data)
-    if not known.is_theirs:
-        return Contents(image_shape(data, **request), known.classifies, known.point)
-    found = _call(known, known.attribute, "train", data_root, request)
-    if isinstance(found, Acting):
-        acts = found.environment
+    facts = find(data)
+    if not facts.is_theirs:
+        return Contents(image_shape(data, **request), facts.classifies, facts.point)
+    opened = _open(facts, "train", data_root, request)
+    if isinstance(opened, Acting):
+        acts = opened.environment
         return Contents(None, classifies=False, point=(acts.observation_size, acts.outputs))
-    if isinstance(found, Episodes) or is_taskset(found):
+    if isinstance(opened, Episodes) or is_taskset(opened):
         tasks = open_episodes(data, "train", data_root=data_root, **request).tasks
         made: Any = tasks(torch.arange(1))
         task = made[0] if isinstance(made, list) else made
         return _contents_of(task, request["ways"], f"{FLAG} {data}")
-    image = found.images.shape[1:]
-    return Contents((image[2] if len(image) == 3 else 1, image[0], image[1]), classifies=True)
+    height, width, *colours = opened.images.shape[1:]
+    return Contents((3 if colours else 1, height, width), classifies=True)
 
 
 def _contents_of(task: Task, ways: int, what: str) -> Contents:
@@ -115,23 +116,23 @@ def open_episodes(
     not take are ignored. ``form`` and ``classes``: the form and the number of labels that a user's
     own tasks must have (:mod:`datasets.checked`). Raise :class:`DataError` if anything is wrong.
     """
-    known = find(data)
-    if known.episodes is None:
-        other = "reinforce" if known.environments else "supervised"
+    facts = find(data)
+    if "episodes" not in facts.tasks:
+        other = "reinforce" if "environments" in facts.tasks else "supervised"
         raise DataError(f"{FLAG} {data}: not a few-shot data set; --learner {other} learns it")
     task = {"ways": ways, "shots": shots, "queries": queries, "seed": seed}
-    found = _call(known, known.episodes, split, data_root, {**task, "dtype": dtype, **options})
-    if is_taskset(found):
-        found = Tasksets(found, data, split, ways=ways, shots=shots, queries=queries)
-    if isinstance(found, Acting) or (isinstance(found, Episodes) and not known.is_theirs):
-        return found
-    if isinstance(found, Episodes):
-        make = Checked(found, known, split, seed, dtype, form, classes)
-        return found.remade(make, split=split)
-    if not isinstance(found, ImageClasses):
-        raise DataError(f"{FLAG} {data}: {type(found).__name__} is for --learner supervised alone")
-    published = not (known.is_theirs or known.own_images)
-    return FewShotImages(found, split=split, dtype=dtype, published=published, **task)
+    opened = _open(facts, split, data_root, {**task, "dtype": dtype, **options})
+    if is_taskset(opened):
+        opened = Tasksets(opened, data, split, ways=ways, shots=shots, queries=queries)
+    if isinstance(opened, Acting) or (isinstance(opened, Episodes) and not facts.is_theirs):
+        return opened
+    if isinstance(opened, Episodes):
+        make = Checked(opened, facts, split, seed, dtype, form, classes)
+        return opened.remade(make, split=split)
+    if not isinstance(opened, ImageClasses):
+        raise DataError(f"{FLAG} {data}: {type(opened).__name__} is for --learner supervised alone")
+    published = not (facts.is_theirs or facts.own_images)
+    return FewShotImages(opened, split=split, dtype=dtype, published=published, **task)
 
 
 def open_batches(
@@ -147,26 +148,26 @@ def open_batches(
 
     ``request``: ``ways``, ``seed``, ``dtype`` and the fields that the data set reads.
     """
-    known, ways = find(data), request["ways"]
-    opener = known.examples or ""
+    facts, ways = find(data), request["ways"]
 
     def examples(split: str) -> Examples:
-        if opener == known.episodes and not known.is_theirs:
+        if "episodes" in facts.tasks and not facts.is_theirs:
             # Of a few-shot data set of ours: the drawings of the training classes.
-            return divide(_call(known, opener, "train", data_root, request), split, ways)
-        found = _call(known, opener, split, data_root, request)
-        if isinstance(found, ImageClasses) and found.names is not None:
-            learned = _call(known, opener, "train", data_root, request).names
+            return divide(_open(facts, "train", data_root, request), split, ways)
+        opened = _open(facts, split, data_root, request)
+        if isinstance(opened, ImageClasses) and opened.names is not None:
+            learned = _open(facts, "train", data_root, request).names
             if len(learned) != ways:
                 say = f"{data} has {len(learned)} classes; give --ways {len(learned)}"
                 raise DataError(f"--ways {ways}: {say}")
-            return labelled(found, learned, f"{FLAG} {data}: {split}")
-        if not isinstance(found, Examples):
-            raise DataError(f"{FLAG} {data}: {type(found).__name__} is for few-shot learners alone")
-        if strange := {*np.unique(found.labels).tolist()} - {*range(ways)}:
+            return labelled(opened, learned, f"{FLAG} {data}: {split}")
+        if not isinstance(opened, Examples):
+            kind = type(opened).__name__
+            raise DataError(f"{FLAG} {data}: {kind} is for few-shot learners alone")
+        if strange := {*np.unique(opened.labels).tolist()} - {*range(ways)}:
             say = f"of {ways} ways labels are from 0 to {ways - 1}"
             raise DataError(f"{FLAG} {data}: {split} has the label {max(strange)}; {say}")
-        return found._replace(labels=np.asarray(found.labels, dtype=np.int64))
+        return opened._replace(labels=np.asarray(opened.labels, dtype=np.int64))
 
     return Batches(
         examples(split),
@@ -182,93 +183,86 @@ def open_environments(
     data: str, split: str, *, data_root: Path | str | None = None, **request: Any
 ) -> Acting:
     """Return the tasks of a split to act in; ``request`` holds the arguments of `Acting`."""
-    known = find(data)
-    found = _call(known, known.environments or "", split, data_root, request)
-    if not isinstance(found, Acting):
-        raise DataError(f"{FLAG} {data}: {type(found).__name__} is no environment")
-    return found
+    opened = _open(find(data), split, data_root, request)
+    if not isinstance(opened, Acting):
+        raise DataError(f"{FLAG} {data}: {type(opened).__name__} is no environment")
+    return opened
 
 
 def options_of(data: str) -> set[str] | None:
     """Return the names of the options that a few-shot data set takes; None if it takes any."""
-    known = find(data)
-    if known.episodes is None:
+    facts = find(data)
+    if "episodes" not in facts.tasks:
         return set()
-    parameters = inspect.signature(_function(known, known.episodes)).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD and each.name[0] != "_" for each in parameters):
+    taken, takes_any = _options(facts.load())
+    if takes_any and not takes_any.startswith("_"):
         return None
-    named = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
-    return named - {"name", "split", *known.arguments} | {"dtype"}
+    return taken - {"name", "split", *facts.arguments} | {"dtype"}
 
 
-def _function(known: DataSet, name: str) -> Any:
-    """Return ``name`` of a data set's module; for an environment, a function that opens tasks."""
-    found = getattr(importlib.import_module(known.module), name)
-    if isinstance(found, type) and issubclass(found, Environment):
-        return functools.partial(Acting, found())
-    return found
-
-
-def _call(
-    known: DataSet, opener: str, split: str, data_root: Path | str | None, request: dict[str, Any]
-) -> Any:
-    """Call ``opener`` with those of the options that it takes, and return its result."""
-    for name in known.arguments.keys() & {"data_root", *request}:
-        say = f"--{name.replace('_', '-')}"
-        raise DataError(f"{FLAG} {known.name}: {name} is what {say} says: leave it out")
-    if split not in SPLITS and not known.is_theirs:
-        raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
-    function = _function(known, opener)
-    root = default_data_root() if data_root is None else Path(data_root)
-    options = {"name": known.name, "data_root": root, **request}
+def _options(function: Any) -> tuple[set[str], str]:
+    """Return the names of a function's parameters, and of the one that takes all others, or ""."""
     parameters = inspect.signature(function).parameters
-    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-        options = {name: value for name, value in options.items() if name in parameters}
-    if not known.is_theirs:
-        return function(split, **options)
-    own = {name: options[name] for name in sorted(options) if name not in known.arguments}
+    rest = [name for name, each in parameters.items() if each.kind is each.VAR_KEYWORD]
+    return parameters.keys() - rest, "".join(rest)
+
+
+def _open(facts: DataSet, split: str, data_root: Path | str | None, request: dict[str, Any]) -> Any:
+    """Return what a data set returns for a split, called with those options that it takes."""
+    for name in facts.arguments.keys() & {"data_root", *request}:
+        say = f"--{name.replace('_', '-')}"
+        raise DataError(f"{FLAG} {facts.name}: {name} is what {say} says: leave it out")
+    root = default_data_root() if data_root is None else Path(data_root)
+    options = {"name": facts.name, "data_root": root, **request}
+    loaded = facts.load()
+    if not facts.is_theirs:
+        if split not in SPLITS:
+            raise DataError(f"--split {split}: unknown; one of {', '.join(SPLITS)}")
+        if isinstance(loaded, type) and issubclass(loaded, Environment):
+            return Acting(loaded(), split, **options)
+        return loaded(split, **options)
+    taken, takes_any = _options(loaded)
+    names = options.keys() if takes_any else options.keys() & taken
+    passed = {name: options[name] for name in sorted(names - facts.arguments.keys())}
     try:
-        hash(tuple(own.values()))
+        hash(tuple(passed.values()))
     except TypeError:  # a list is no key of a cache
-        return _call_theirs.__wrapped__(known.name, split, **own)
-    return _call_theirs(known.name, split, **own)
+        return _call_theirs.__wrapped__(facts.name, split, **passed)
+    return _call_theirs(facts.name, split, **passed)
 
 
 @functools.lru_cache(maxsize=4, typed=True)
 def _call_theirs(data: str, split: str, /, **options: Any) -> Any:
     """Return a user's own function's result, cached; make images by class :class:`ImageClasses`."""
-    known = find(data)
-    with calling(data=known):
-        found = known.maker()(split, **options)
-    if isinstance(found, (ImageClasses, Examples)):
-        _check_images(found.images, found.images.shape[1:], f"{FLAG} {data}: {split}")
-        if isinstance(found.images, torch.Tensor):
-            found = found._replace(images=found.images.numpy(force=True))
-    elif not isinstance(found, Episodes) and not is_taskset(found):
-        found = image_classes(found, data, split)
-    return found
+    facts = find(data)
+    with calling(data=facts):
+        returned = facts.maker()(split, **options)
+    if isinstance(returned, (ImageClasses, Examples)):
+        _check_images(returned.images, returned.images.shape[1:], f"{FLAG} {data}: {split}")
+        if isinstance(returned.images, torch.Tensor):
+            return returned._replace(images=returned.images.numpy(force=True))
+    elif not isinstance(returned, Episodes) and not is_taskset(returned):
+        return image_classes(returned, data, split)
+    return returned
 
 
-def image_classes(found: Any, data: str, split: str) -> ImageClasses:
+def image_classes(by_class: Any, data: str, split: str) -> ImageClasses:
     """Copy a mapping or a list of images by class, or raise :class:`DataError`."""
-    if isinstance(found, Sequence):
-        found = dict(enumerate(found))
-    if not isinstance(found, Mapping):
+    if isinstance(by_class, Sequence):
+        by_class = dict(enumerate(by_class))
+    if not isinstance(by_class, Mapping):
         raise DataError(
-            f"{FLAG} {data}: returned {type(found).__name__} for {split}, not {{class: images}}, "
-            "ImageClasses, Examples, Episodes or a Taskset of learn2learn"
+            f"{FLAG} {data}: returned {type(by_class).__name__} for {split}, not {{class: images}},"
+            " ImageClasses, Examples, Episodes or a Taskset of learn2learn"
         )
-    arrays = {str(name): np.asarray(images) for name, images in found.items()}
-    size = next((images.shape[1:] for images in arrays.values()), ())
-    for name, images in arrays.items():
-        _check_images(images, size, f"{FLAG} {data}: class {name} of {split}")
-    if not arrays:
+    if not by_class:
         raise DataError(f"{FLAG} {data}: returned no class for {split}")
-    if len(arrays) < len(found):
-        twice = next(name for name in arrays if [*map(str, found)].count(name) > 1)
-        raise DataError(f"{FLAG} {data}: two classes of {split} have the name {twice}, as text")
-    joined = np.concatenate([*arrays.values()])
-    return ImageClasses.in_order(joined, [len(images) for images in arrays.values()], [*arrays])
+    names, arrays = [*map(str, by_class)], [*map(np.asarray, by_class.values())]
+    for name, images in zip(names, arrays, strict=True):
+        _check_images(images, arrays[0].shape[1:], f"{FLAG} {data}: class {name} of {split}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DataError(f"{FLAG} {data}: two classes of {split} have the name {twice[0]}, as text")
+    return ImageClasses.in_order(np.concatenate(arrays), [*map(len, arrays)], names)
 
 
 def _check_images(images: Any, size: tuple[int, ...], what: str) -> None:

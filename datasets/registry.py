@@ -4,7 +4,6 @@ import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from datasets.components import Component, is_theirs, named, scan
 from datasets.errors import DataError
@@ -15,11 +14,10 @@ FLAG = "--data"
 
 @dataclass(frozen=True)
 class DataSet(Component):
-    """A data set's facts. A function or class that its module lacks is None."""
+    """A data set's facts; its attribute opens a split (`datasets.opening`) or is an environment."""
 
-    episodes: str | None = None  # the function that opens a split's few-shot tasks
-    examples: str | None = None  # the same for ordinary classification
-    environments: str | None = None  # the class of the environment to act in
+    # What learners can learn from it, as `maml.config.registry.LearnerFacts.tasks` says.
+    tasks: tuple[str, ...] = ("episodes",)
     # (C, H, W) of its images, so that a network can be built before the data set is opened. If the
     # shape depends on fields that the data set reads: a function's name, which is called with them.
     image_shape: tuple[int, int, int] | str | None = None
@@ -44,9 +42,8 @@ def find(name: str) -> DataSet:
     Raise a one-line :class:`DataError` that names the flag.
     """
     if is_theirs(name):
-        (module, attribute, arguments), _ = load_theirs(FLAG, name, DataSet.GIVEN)
-        opens: dict[str, Any] = dict.fromkeys(("episodes", "examples", "environments"), attribute)
-        return DataSet(name, module, attribute, arguments, reads=None, **opens)
+        parts, _ = load_theirs(FLAG, name, DataSet.GIVEN)
+        return DataSet(name, *parts, reads=None, tasks=("episodes", "batches", "environments"))
     if name not in data_sets() and os.path.isdir(name):
         raise DataError(f"{FLAG} {name}: a folder; give --data folder and --data-root {name}")
     return named(FLAG, name, data_sets())

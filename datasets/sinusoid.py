@@ -8,14 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import Episodes
-from datasets.errors import DataError
+from datasets.episodes import Episodes, check_counts
 from datasets.tasks import Task
 
 COMPONENTS = {
     "sinusoid": {
         "help": "regression of sine waves",
-        "episodes": "Sinusoid",
+        "attribute": "Sinusoid",
         "classifies": False,
         "ignores": {"ways": "has no classes"},
     }
@@ -45,9 +44,7 @@ class Sinusoid(Episodes):
         **_unused: object,
     ) -> None:
         """Use ``shots`` support and ``queries`` query points per task; splits differ in draws."""
-        for flag, value in (("--shots", shots), ("--queries", queries)):
-            if value < 1:
-                raise DataError(f"{flag} {value}: must be at least 1")
+        check_counts(shots=shots, queries=queries)
         self.split, self.seed, self.dtype = split, seed, dtype
         self.shots, self.queries = shots, queries
 

@@ -34,19 +34,12 @@ class FromFile(str):
 
     def __new__(cls, name: str, said: str) -> FromFile:
         """Make ``name``. ``said`` is a message that names the file and the user's code in it."""
-        found = super().__new__(cls, name)
-        found.said = said
-        return found
+        text = super().__new__(cls, name)
+        text.said = said
+        return text
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
         return str(self), self.said
-
-
-def refusal(name: str) -> str:
-    """Return a line about the file that gave ``name``, and its imports; "" if no file gave it."""
-    if not isinstance(name, FromFile):
-        return ""
-    return f"{name.said}; if you trust it, give --trust, or trust=True in Python"
 
 
 class Spelled(NamedTuple):
@@ -73,7 +66,7 @@ def _read(flag: str, spelled: str) -> Spelled:
         call = ast.parse(f"{attribute}({rest}", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise ValueError(reason)
-        arguments = {each.arg or "": ast.literal_eval(each.value) for each in call.keywords}
+        arguments = {given.arg or "": ast.literal_eval(given.value) for given in call.keywords}
         if len(arguments) < len(call.keywords) or "" in arguments or "\n" in spelled:
             raise ValueError(reason)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -94,8 +87,8 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
     one-line :class:`DataError` that begins with ``flag`` and ``spelled``, or that names the file if
     the name comes only from a file.
     """
-    if line := refusal(spelled):
-        raise DataError(line)
+    if isinstance(spelled, FromFile):
+        raise DataError(f"{spelled.said}; if you trust it, give --trust, or trust=True in Python")
     parts = _read(flag, spelled)
     module_name, attribute, arguments = parts
 
@@ -121,31 +114,26 @@ def load_theirs(flag: str, spelled: str, given: int) -> tuple[Spelled, Any]:
         file = getattr(module, "__file__", None) or "it has no file"
         raise wrong(f"module {module_name} ({file}) has no {attribute}{hint}")
     loaded = getattr(module, attribute)
-    if strange := _strange(module_name, loaded) or _wrong(loaded, arguments, given):
-        raise wrong(strange)
+    if mistake := _mistake(module_name, loaded, arguments, given):
+        raise wrong(mistake)
     return parts, loaded
 
 
-def _strange(module: str, loaded: Any) -> str:
-    """Say why the object is no function or class of the module's package; "" if it is one."""
+def _mistake(module: str, loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
+    """Say what is wrong with a loaded object or with the arguments of its name; "" if nothing."""
     plain = inspect.unwrap(loaded) if callable(loaded) else loaded
     if not isinstance(plain, (type, FunctionType)):
         return f"is no function or class, but {type(loaded).__name__}"
     where = str(plain.__module__)
     if where.partition(".")[0] != module.partition(".")[0]:
         return f"is defined in {where}, not in {module}: name it where it is defined"
-    return ""
-
-
-def _wrong(loaded: Any, arguments: Mapping[str, Any], given: int) -> str:
-    """Say what is wrong with the arguments of a name; "" if they are right."""
     try:
         signature = inspect.signature(loaded)
     except ValueError as error:  # its constructor is written in C
         return str(error)
-    given = passed(signature, given)
-    if strange := sorted(set(arguments) & set(list(signature.parameters)[:given])):
-        return f"{strange[0]} is given by this program: leave it out"
+    by_program = list(signature.parameters)[: passed(signature, given)]
+    if twice := sorted(arguments.keys() & {*by_program}):
+        return f"{twice[0]} is given by this program: leave it out"
     try:
         signature.bind_partial(**arguments)
     except TypeError as error:
@@ -177,14 +165,14 @@ def calling(**components: Component) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        theirs = {f"--{kind}": each for kind, each in components.items() if each.is_theirs}
+        theirs = {f"--{kind}": one for kind, one in components.items() if one.is_theirs}
         if not theirs:
             raise
         places = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         here = ({f: c for f, c in theirs.items() if _is_in(at, _files(c))} for at in places[::-1])
         # The component whose file raised the error; several if they share the file, or all.
         blamed = next(filter(None, here), theirs)
-        names = " or ".join(f"{flag} {each.name}" for flag, each in blamed.items())
+        names = " or ".join(f"{flag} {component.name}" for flag, component in blamed.items())
         files = set().union(*map(_files, blamed.values()))
         raise DataError(f"{names}: {described(error, files)}") from error
 
@@ -204,13 +192,13 @@ def _files(component: Component) -> set[str]:
 
 def _is_in(file: str, places: Collection[str]) -> bool:
     """Return whether a file is one of ``places``, or in one that is a folder (ends in ``/``)."""
-    return any(file == each or (each[-1:] == "/" and file.startswith(each)) for each in places)
+    return any(file == at or (at[-1:] == "/" and file.startswith(at)) for at in places)
 
 
 def described(error: BaseException, files: Collection[str] = ()) -> str:
     """Return an exception in one line: its message, its last place in ``files``, and its notes."""
     text = " ".join(str(error).split())
-    line = type(error).__name__ + (f": {text}" if text else "")
+    line = f"{type(error).__name__}: {text}".removesuffix(": ")
     places = places_of_theirs(error, files)
     if places and not isinstance(error, SyntaxError):  # its text names the file
         line += f" ({places[-1]})"

@@ -1,4 +1,6 @@
-"""MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100 and SVHN, as torchvision finds and downloads them.
+"""MNIST, Fashion-MNIST, CIFAR-10 and 100, SVHN, as torchvision finds and downloads them.
+
+CIFAR-FS and FC100 are few-shot tasks of CIFAR-100, which the cache keeps by class, too.
 
 torchvision looks for files under ``<data-root>/<name>``. It downloads files that are missing or do
 not have the published MD5, but it trusts unpacked files of MNIST and Fashion-MNIST. Once the cache
@@ -16,20 +18,23 @@ from numpy.typing import NDArray
 
 from datasets import addresses
 from datasets.batches import Examples
-from datasets.cache import cached
+from datasets.cache import Mapped, cached
 from datasets.downloads import downloading
+from datasets.episodes import ImageClasses
 from datasets.errors import DataError
 
 COMPONENTS = {
     "mnist": {
         "help": "handwritten digits, ordinary classification",
-        "examples": "open_examples",
+        "attribute": "open_examples",
+        "tasks": ("batches",),
         "image_shape": (1, 28, 28),
     },
     "fashion-mnist": {"like": "mnist", "help": "articles of clothing, ordinary classification"},
     "cifar10": {
         "help": "10 kinds of objects in colour, ordinary classification",
-        "examples": "open_examples",
+        "attribute": "open_examples",
+        "tasks": ("batches",),
         "image_shape": (3, 32, 32),
     },
     "cifar100": {
@@ -37,6 +42,15 @@ COMPONENTS = {
         "help": "100 kinds of objects in colour, ordinary classification",
     },
     "svhn": {"like": "cifar10", "help": "house numbers in colour, ordinary classification"},
+    "cifarfs": {
+        "help": "CIFAR-100 in colour, 600 images of each class, 64/16/20 classes",
+        "attribute": "open_classes",
+        "image_shape": (3, 32, 32),
+    },
+    "fc100": {
+        "like": "cifarfs",
+        "help": "CIFAR-100 in colour, 60/20/20 classes that have no superclass in common",
+    },
 }
 
 # Constants of the project, not the run's --seed: every run validates on the same examples.
@@ -96,8 +110,8 @@ def open_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
 
     # v2: raise it when the decoder's output changes.
     title = f"reading {name} ({part})"
-    found = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title)
-    return found[:, :values].reshape(n, *source.shape), found[:, values]
+    table = cached(f"{name}/v2-{part}.npy", (n, values + 1), rows, title)
+    return table[:, :values].reshape(n, *source.shape), table[:, values]
 
 
 def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
@@ -111,9 +125,70 @@ def read_part(name: str, part: str, data_root: Path) -> tuple[Bytes, Bytes]:
     below = folder if len(source.shape) == 3 else folder / source.loader / "raw"
     missing = f"{folder}: {name} is missing or damaged there"
     with downloading(folder, missing, f"the published files, packed, into {below}"):
-        found = getattr(torchvision_datasets, source.loader)(folder, **which, download=True)
-        images = found.data.transpose(0, 2, 3, 1) if svhn else np.asarray(found.data)
-        labels = np.asarray(found.labels if svhn else found.targets)
+        loaded = getattr(torchvision_datasets, source.loader)(folder, **which, download=True)
+        images = loaded.data.transpose(0, 2, 3, 1) if svhn else np.asarray(loaded.data)
+        labels = np.asarray(loaded.labels if svhn else loaded.targets)
         if images.shape != (source.sizes[part], *source.shape) or len(labels) != len(images):
             raise ValueError(f"{list(images.shape)} images and {len(labels)} labels")
         return np.ascontiguousarray(images, dtype=np.uint8), labels.astype(np.uint8)
+
+
+# ---- CIFAR-FS and FC100 -----------------------------------------------------------------------
+
+# In the order of their labels.
+_NAMES = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
+    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain "
+    "mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain "
+    "plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk "
+    "skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone "
+    "television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+CLASSES = _NAMES.split()
+# All other classes are for training.
+HELD_OUT: dict[str, dict[str, str]] = {
+    # Bertinetto et al. 2019, arXiv:1805.08136, the files splits/bertinetto/*.txt.
+    "cifarfs": {
+        "validation": "beaver beetle butterfly camel cattle crab crocodile flatfish lamp "
+        "maple_tree motorcycle otter sea shark television tractor",
+        "test": "baby bed bicycle chimpanzee fox leopard man pickup_truck plain poppy rocket rose "
+        "snail sweet_pepper table telephone wardrobe whale woman worm",
+    },
+    # Oreshkin et al. 2018, arXiv:1805.10123, supplementary material: four superclasses each.
+    "fc100": {
+        "validation": "bear leopard lion tiger wolf camel cattle chimpanzee elephant kangaroo "
+        "crab lobster snail spider worm hamster mouse rabbit shrew squirrel",
+        "test": "beaver dolphin otter seal whale bee beetle butterfly caterpillar "
+        "cockroach fox porcupine possum raccoon skunk baby boy girl man woman",
+    },
+}
+
+
+def labels(name: str, split: str) -> NDArray[np.int64]:
+    """Return CIFAR-100's labels of a split of "cifarfs" or "fc100", sorted: int64 ``[c]``."""
+    held_out = {part: frozenset(text.split()) for part, text in HELD_OUT[name].items()}
+    of_split = held_out.get(split, {*CLASSES}.difference(*held_out.values()))
+    return np.array([label for label, name in enumerate(CLASSES) if name in of_split])
+
+
+def open_classes(split: str, *, name: str, data_root: Path, **_unused: object) -> ImageClasses:
+    """Return the classes of a split of "cifarfs" or "fc100", in order of names, not rotated."""
+    rows = labels(name, split)
+    names = [CLASSES[label] for label in rows]
+    return ImageClasses.of_equal_size(open_images(data_root), rows, rotate=False, names=names)
+
+
+def open_images(data_root: Path) -> Mapped:
+    """Map CIFAR-100 by class, training images first: uint8 ``[100, 600, 32, 32, 3]``, read-only."""
+    source = SOURCES["cifar100"]
+    shape = (source.classes, sum(source.sizes.values()) // source.classes, *source.shape)
+
+    def by_class() -> Iterator[Bytes]:
+        parts = [read_part("cifar100", part, data_root) for part in ("train", "test")]
+        images, of_class = (np.concatenate(both) for both in zip(*parts, strict=True))
+        yield images[np.argsort(of_class, kind="stable")].reshape(shape)
+
+    # v1: raise it when the order of the images changes.
+    return cached("cifar100/v1-by-class.npy", shape, by_class, "reading CIFAR-100 by class")

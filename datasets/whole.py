@@ -89,9 +89,9 @@ def seal(content: bytes) -> bytes:
 
 def unseal(content: Content) -> Content:
     """Return the content of a file that ends in its digest, or raise ``ValueError``."""
-    found = bytes(content[-SIZE:])
-    if not found.startswith(MAGIC):
+    end = bytes(content[-SIZE:])
+    if not end.startswith(MAGIC):
         raise ValueError("it has no digest: cut short, or written by an earlier version")
-    if found != digest(content[:-SIZE]):
+    if end != digest(content[:-SIZE]):
         raise ValueError("its digest does not match: the file is damaged")
     return content[:-SIZE]

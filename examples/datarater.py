@@ -27,8 +27,8 @@ import maml
 from datasets.batches import divide
 from datasets.glyphs import open_classes
 from maml.config.parser import at_least
+from maml.evaluation.intervals import shown
 from maml.run.provenance import describe
-from maml.studies.statistics import shown
 
 WAYS, WIDTH, BATCH = 50, 128, 64
 MODELS, TRUNCATION = 4, 2

@@ -72,13 +72,13 @@ def read(arguments: list[str]) -> tuple[int | None, int, list[str]]:
     parser.add_argument("--workers", type=at_least(1), help=text)
     text = "how often to start again (default: 0)"
     parser.add_argument("--restarts", type=at_least(0), default=0, help=text)
-    own, others = parser.parse_known_args(arguments)
+    ours, others = parser.parse_known_args(arguments)
     if not others:
         parser.print_help()
         parser.exit(2)
     # Check the flags here, so that an error appears once, before any worker starts.
     parse(others)
-    return own.workers, own.restarts, others
+    return ours.workers, ours.restarts, others
 
 
 class _Workers:
@@ -107,12 +107,12 @@ class _Workers:
         self._processes: list[subprocess.Popen[bytes]] = []
         with listener, os.fdopen(told):
             for rank in map(str, range(count)):
-                own = {} if self._processes else inherited
+                handles = {} if self._processes else inherited
                 self._processes.append(subprocess.Popen(
                     [sys.executable, str(TRAIN), *arguments],
-                    env=common | {name: str(fd) for name, fd in own.items()}
+                    env=common | {name: str(fd) for name, fd in handles.items()}
                     | {"RANK": rank, "LOCAL_RANK": rank},
-                    pass_fds=[*own.values(), *network],
+                    pass_fds=[*handles.values(), *network],
                 ))  # fmt: skip
         for namespace in network:
             os.close(namespace)

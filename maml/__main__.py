@@ -15,7 +15,7 @@ PROGRAMS = {
     "sweep": ("maml.studies.sweep", "run the trials of a sweep"),
     "compare": ("maml.studies.compare", "two runs, paired over tasks and seeds"),
     "record": ("maml.studies.record", "keep a run for a table"),
-    "check": ("maml.studies.check_record", "compute a record's accuracies again"),
+    "check": ("maml.studies.recorded", "compute a record's accuracies again"),
     "table": ("maml.studies.table", "the published table beside ours"),
 }
 """The module of each program, and its line in the help text."""

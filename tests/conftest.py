@@ -29,6 +29,18 @@ for _number in SIGNALS:
         )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--faults-record FILE``: see `tests.strategies.record_of_faults`."""
+    text = "inject all faults, and write to this record what comes of them; with -m fault"
+    parser.addoption("--faults-record", metavar="FILE", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the record for the modules that are imported from now on."""
+    if record := config.getoption("--faults-record"):
+        os.environ["FAULTS_RECORD"] = str(Path(record).absolute())
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest tests, so that short tests fill the rest of pytest's processes."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/strategies/"))

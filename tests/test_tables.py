@@ -11,6 +11,7 @@ from benchmarks import tables
 from benchmarks.record import table
 from maml.studies import arms
 from maml.studies.compare import compared
+from tests.strategies.record_of_faults import rows_of
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"`[^`]*`|\]\([^)]*\)|arXiv:\S+")
@@ -55,6 +56,12 @@ def test_records_are_shown_and_say_where_they_are_from() -> None:
         record = json.loads(path.read_text())
         known = record["hardware"]["git_commit"] is not None
         assert known != record.get("source", "").startswith("Transcribed from "), path.name
+        if "injections" in record:
+            made, shown = (
+                [(row["fault"], row["of_rank"], row["lines"]) for row in rows]
+                for rows in (rows_of(record["injections"]), record["rows"])
+            )
+            assert made == shown
         for setting in [one["setting"] for one in record.get("records", [])] or [None]:
             assert "| - " not in table(record, setting) and "| --" in table(record, setting)
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from datasets import addresses
-from datasets.episodes import Episodes
+from datasets.episodes import Episodes, check_counts
 from datasets.errors import DataError
 from datasets.tasks import Task
 
@@ -84,10 +84,9 @@ class Acting(Episodes):
         **_unused: object,
     ) -> None:
         """``starts`` is R. Raise :class:`DataError` for counts below 1; ``shots`` may be 0."""
-        asked = (("--shots", shots, 0), ("--queries", queries, 1), ("--horizon", horizon, 1))
-        for flag, value, least in asked:
-            if value < least:
-                raise DataError(f"{flag} {value}: must be at least {least}")
+        check_counts(queries=queries, horizon=horizon)
+        if shots < 0:
+            raise DataError(f"--shots {shots}: must be at least 0")
         self.environment = environment
         self.split, self.seed = split, seed
         self.shots, self.queries, self.horizon, self.starts = shots, queries, horizon, starts

@@ -17,7 +17,8 @@ from datasets.environments.acting import Environment
 COMPONENTS = {
     "cartpole": {
         "help": "balance a pole on a cart, as gymnasium's CartPole-v1",
-        "environments": "CartPole",
+        "attribute": "CartPole",
+        "tasks": ("environments",),
         "classifies": False,
         "point": (4, 2),
         "reads": ("horizon",),
@@ -26,12 +27,12 @@ COMPONENTS = {
     "cartpole-physics": {
         "like": "cartpole",
         "help": "the same, each task with its own lengths, masses, gravity and force",
-        "environments": "DrawnCartPole",
+        "attribute": "DrawnCartPole",
     },
     "cartpole-turned": {
         "like": "cartpole",
         "help": "the same, and the force of half of the tasks is turned round",
-        "environments": "TurnedCartPole",
+        "attribute": "TurnedCartPole",
     },
 }
 

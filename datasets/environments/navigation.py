@@ -10,7 +10,8 @@ from datasets.environments.acting import Environment
 COMPONENTS = {
     "navigation": {
         "help": "walk to a goal on a plane, which only rewards tell of",
-        "environments": "Navigation",
+        "attribute": "Navigation",
+        "tasks": ("environments",),
         "classifies": False,
         "point": (2, 2),
         "reads": ("horizon",),

@@ -106,19 +106,20 @@ def _check_components(config: Config) -> None:
                 )
     learner, data = registry.learner(config.learner), registry.data_set(config.data)
     network = registry.network(config.network)
-    openers = {
-        "episodes": (data.episodes, "few-shot tasks"),
-        "batches": (data.examples, "examples of classes known in training"),
-        "environments": (data.environments, "environments to act in"),
-    }
-    opener, what = openers[learner.tasks]
-    if opener is None:
+    if learner.tasks not in data.tasks:
         known = registry.known("learner").values()
-        others = [other.name for other in known if openers[other.tasks][0] is not None]
+        others = [other.name for other in known if other.tasks in data.tasks]
         raise UserError(
-            f"--data {data.name}: has no {what}, which --learner {learner.name} learns from; it is "
-            f"for --learner {', '.join(others)}"
+            f"--data {data.name}: has no {_TASKS[learner.tasks]}, which --learner {learner.name} "
+            f"learns from; it is for --learner {', '.join(others)}"
         )
     points = not data.is_theirs and data.image_shape is None
     if not data.is_theirs and network.takes not in (None, "points" if points else "images"):
         raise UserError(f"--network {network.name} cannot learn --data {data.name}")
+
+
+_TASKS = {
+    "episodes": "few-shot tasks",
+    "batches": "examples of classes known in training",
+    "environments": "environments to act in",
+}

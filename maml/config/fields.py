@@ -71,19 +71,18 @@ def settings(config: Config) -> tuple[str, ...]:
 
 def from_values(values: dict[str, Any]) -> Config:
     """Return a `Config` with ``values``. A `UserError` names an unknown field or a wrong value."""
-    exact = {}
+    values = dict(values)
     for name, value in values.items():
         if name not in FACTS:
             raise UserError(f"unknown field {name!r}")
         facts = FACTS[name]
         if facts.type is float and type(value) is int:
-            value = float(value)  # else 1 and 1.0 would name two experiments
+            value = values[name] = float(value)  # else 1 and 1.0 would name two experiments
         fits = value in facts.choices if facts.choices else type(value) is facts.type
         if not fits and not (facts.optional and value is None):
             one = f"one of {', '.join(facts.choices)}" if facts.choices else facts.type.__name__
             raise UserError(f"{name}: {value!r} is not {one}")
-        exact[name] = value
-    return Config(**exact)
+    return Config(**values)
 
 
 def user_path(name: str, value: str) -> Path:

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         for word in args or ():
             if word.startswith("--") and word.endswith("=--"):  # argparse makes a list of it
                 self.error(f"{word}: -- is no value")
-        found, unknown = self.parse_known_args(args)
+        namespace, unknown = self.parse_known_args(args)
         if unknown:
             word = next((word for word in unknown if word.startswith("-")), unknown[0])
             if not word.startswith("-"):
@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
             near = self._near(word.partition("=")[0])
             hint = f": did you mean {' or '.join(near)}?" if near else "; --help lists all flags"
             self.error(f"unknown flag {word}{hint}")
-        return found
+        return namespace
 
     def _near(self, word: str) -> list[str]:
         """Return the flags, or the flags with a value, that an unknown ``word`` may mean."""
@@ -104,7 +104,7 @@ def add_fields(parser: argparse.ArgumentParser, default: Config) -> None:
         text = f"{_readers(name)}{said.removesuffix('.')} (default: {value})"
         if name in registry.KINDS:
             known = registry.known(name)
-            text += "".join(f"\n  {each.name}: {each.help}" for each in known.values())
+            text += "".join(f"\n  {one.name}: {one.help}" for one in known.values())
             text += "\n  or module:attribute, for one of your own; with arguments of its own: "
             text += "module:attribute(name=value)"
         options: dict[str, Any] = {"action": argparse.BooleanOptionalAction}

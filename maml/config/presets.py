@@ -15,11 +15,11 @@ import difflib
 import re
 import shlex
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from maml.config.fields import Config, flag, settings
+from maml.config.fields import FACTS, Config, flag, settings
 from maml.config.fields import with_values as with_values
 from maml.config.parser import Parser, add_fields
 
@@ -27,23 +27,30 @@ _FILES = ("released", "glyphs", "omniglot", "miniimagenet", "others")
 _FEW_SHOT = re.compile(r"(?P<learner>\w+)-(?P<data>\w+)-(?P<ways>\d+)way-(?P<shots>\d+)shot.*")
 
 
+PRESETS: dict[str, Config] = {}
+"""All presets, by name."""
+DEVIATIONS: dict[str, list[str]] = {}
+"""Each difference from a published experiment, with the name patterns of its presets."""
+_DIFFERS: dict[str, list[str]] = {}
+
+
 def _sections() -> dict[str, dict[str, Any]]:
     """Return the sections of all files, with the values that they inherit by ``like``."""
-    found: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for file in _FILES:
         text = (Path(__file__).parent / "rows" / f"{file}.toml").read_text(encoding="utf-8")
-        for name, own in tomllib.loads(text).items():
-            data = [part for part in name.split("-")[1:2] if part in found]
-            above = [found[other] for other in own.get("like", data)]
-            flags = [each for section in above for each in section["flags"]]
-            flags += own.get("flags", {}).items()
+        for name, content in tomllib.loads(text).items():
+            data = [part for part in name.split("-")[1:2] if part in sections]
+            above = [sections[other] for other in content.get("like", data)]
+            flags = [flag for section in above for flag in section["flags"]]
+            flags += content.get("flags", {}).items()
             taken = {"source": "", "differs": [], **(above[0] if above else {}), "rows": {"": ""}}
-            found[name] = taken | own | {"flags": flags}
-    return found
+            sections[name] = taken | content | {"flags": flags}
+    return sections
 
 
-def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config, list[str]]]:
-    """Yield (section, preset, differences from the published experiment) of each preset."""
+def _fill(sections: dict[str, dict[str, Any]]) -> None:
+    """Fill `PRESETS`, `_DIFFERS` and `DEVIATIONS`."""
     parser = Parser()
     add_fields(parser, Config())
     texts = sections.pop("texts")
@@ -57,68 +64,55 @@ def _presets(sections: dict[str, dict[str, Any]]) -> Iterator[tuple[str, Config,
             values = vars(parser.parse_args(words.split()))
             if claim:
                 values |= {"claim": claim, "published": round(float(claim.split()[0]) / 100, 6)}
-            own = texts | said
-            source = content["source"].format_map(own)
-            differs = [" ".join(each.format_map(own).split()) for each in content["differs"]]
-            yield section, Config(preset=name, source=source, **values), differs
+            source = content["source"].format_map(texts | said)
+            PRESETS[name] = Config(preset=name, source=source, **values)
+            differs = [" ".join(d.format_map(texts | said).split()) for d in content["differs"]]
+            _DIFFERS[name] = differs
+            for difference in differs:
+                if section not in DEVIATIONS.setdefault(difference, []):
+                    DEVIATIONS[difference].append(section)
 
 
-PRESETS: dict[str, Config] = {}
-"""All presets, by name."""
-DEVIATIONS: dict[str, list[str]] = {}
-"""Each difference from a published experiment, with the name patterns of its presets."""
-_DIFFERS: dict[str, list[str]] = {}
-
-for _pattern, _preset, _differs in _presets(_sections()):
-    PRESETS[_preset.preset], _DIFFERS[_preset.preset] = _preset, _differs
-    for _said in _differs:
-        DEVIATIONS[_said] = list(dict.fromkeys([*DEVIATIONS.get(_said, ()), _pattern]))
+_fill(_sections())
 
 
 def describe() -> str:
     """Return one line per preset: its name, its published accuracy, its source and claim."""
-    width = max(map(len, PRESETS))
-    lines = []
+    width, lines = max(map(len, PRESETS)), []
     for name, config in PRESETS.items():
         published = f"{100 * config.published:.1f} %" if config.published is not None else ""
-        claim = f": {config.claim}" if config.claim else ""
-        lines.append(f"  {name:<{width}}  {published:>7}  {config.source}{claim}")
+        line = f"  {name:<{width}}  {published:>7}  {config.source}: {config.claim}"
+        lines.append(line.removesuffix(": "))
     return "\n".join(lines)
 
 
 def changed(config: Config) -> dict[str, Any]:
     """Return the settings, except the seed, that differ from the preset's: ``{field: value}``."""
     preset = PRESETS.get(config.preset, Config())
-    names = (name for name in settings(config) if name != "seed")
-    return differing(config, preset, names)
+    return differing(config, preset, (name for name in settings(config) if name != "seed"))
 
 
 def differing(config: Config, preset: Config, names: Iterable[str]) -> dict[str, Any]:
     """Return those fields among ``names`` whose flags turn ``preset`` into ``config``."""
-    found = {n: getattr(config, n) for n in names if getattr(config, n) != getattr(preset, n)}
-    if "inner_steps" in found:  # this flag alone would set the steps of tests, too
-        found["eval_inner_steps"] = config.eval_inner_steps
-    return found
+    values = {n: getattr(config, n) for n in names if getattr(config, n) != getattr(preset, n)}
+    if "inner_steps" in values:  # this flag alone would set the steps of tests, too
+        values["eval_inner_steps"] = config.eval_inner_steps
+    return values
 
 
-def _other_row(config: Config) -> dict[str, Any]:
-    """Return the changed fields that move a run to another row of a published table."""
-    of_row = ("learner", "data", "ways", "shots")
-    return {name: value for name, value in changed(config).items() if name in of_row}
+_OF_A_ROW = ("learner", "data", "ways", "shots")
+"""Another value of these fields moves a run to another row of a published table."""
 
 
 def title(config: Config) -> str:
     """Return a run's title: its preset, and the flags that move it to another row."""
-    return _with(config.preset, _other_row(config))
+    return experiment(config, _OF_A_ROW)
 
 
-def experiment(config: Config) -> str:
-    """Return the preset's name and all flags that change the preset's experiment."""
-    return _with(config.preset, changed(config))
-
-
-def _with(preset: str, values: dict[str, Any]) -> str:
-    return f"{preset} with {spelled(values)}" if values else preset
+def experiment(config: Config, among: Iterable[str] = FACTS) -> str:
+    """Return the preset's name and those flags ``among`` all that change its experiment."""
+    values = {name: value for name, value in changed(config).items() if name in among}
+    return f"{config.preset} with {spelled(values)}" if values else config.preset
 
 
 def spelled(values: Mapping[str, Any]) -> str:
@@ -137,12 +131,13 @@ def published_row(config: Config) -> dict[str, Any]:
     ``deviations`` are sentences about differences from the published experiment. If the run belongs
     to another row than its preset, ``deviations`` is empty and the other values are None.
     """
-    of_row = not _other_row(config)
+    if changed(config).keys() & {*_OF_A_ROW}:
+        return dict.fromkeys(("published", "claim", "source")) | {"deviations": []}
     return {
-        "published": config.published if of_row else None,
-        "claim": (config.claim or None) if of_row else None,
-        "source": config.source if of_row else None,
-        "deviations": _DIFFERS.get(config.preset, []) if of_row else [],
+        "published": config.published,
+        "claim": config.claim or None,
+        "source": config.source,
+        "deviations": _DIFFERS.get(config.preset, []),
     }
 
 

@@ -91,14 +91,14 @@ def find(kind: str, name: str) -> Any:
     plain = reversed(list(known(kind).values()))
     of_base = {(other.module, other.attribute): other for other in plain}
     for base in getattr(loaded, "__mro__", ()):
-        if found := of_base.get((base.__module__, base.__name__)):
-            return dataclasses.replace(found, name=name, **parts._asdict(), reads=None)
+        if facts := of_base.get((base.__module__, base.__name__)):
+            return dataclasses.replace(facts, name=name, **parts._asdict(), reads=None)
     return KINDS[kind](name, *parts, reads=None)
 
 
 def readers(kind: str, field: str) -> list[str]:
     """Return the names of the components of a kind that read a field of the configuration."""
-    return [each.name for each in known(kind).values() if field in (each.reads or ())]
+    return [name for name, facts in known(kind).items() if field in (facts.reads or ())]
 
 
 def is_read(field: str, config: Any) -> bool:
@@ -116,17 +116,13 @@ data_set: Callable[[str], DataSet] = functools.partial(find, "data")
 def files_of_own(config: Any) -> dict[str, dict[str, str]]:
     """Return the files of a user's own components that results depend on, by kind and module."""
     # No result depends on the strategy.
-    return {
-        kind: files_of(find(kind, name))
-        for kind, name in theirs(config).items()
-        if kind != "strategy"
-    }
+    named = {kind: name for kind, name in theirs(config).items() if kind != "strategy"}
+    return {kind: files_of(find(kind, name)) for kind, name in named.items()}
 
 
 def theirs(config: Any) -> dict[str, str]:
     """Return the names of a user's own components in a configuration, by kind."""
-    chosen = {kind: getattr(config, kind) for kind in KINDS}
-    return {kind: name for kind, name in chosen.items() if is_theirs(name)}
+    return {kind: name for kind in KINDS if is_theirs(name := getattr(config, kind))}
 
 
 def import_theirs(config: Any) -> None:

@@ -12,8 +12,7 @@ from maml.errors import UserError
 from maml.evaluation.scores import headline
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import read_object, read_rows
-from maml.run.forms import NUMBER, RECORD, RESULT
+from maml.run.files import NUMBER, RECORD, RESULT, naming, read_object, read_rows
 from maml.run.provenance import digest_of
 
 RECORDED = "model.pt"
@@ -111,23 +110,21 @@ def content_of(
     kept = checkpoint.numbered_checkpoints(run_dir)
     there_are = f"{run_dir} keeps those of {', '.join(map(str, kept)) or 'none'}"
     if wanted == "best":
-        found = best(run_dir, kept, transductive=transductive)[:1]
-        if not found:
+        chosen = best(run_dir, kept, transductive=transductive)[:1]
+        if not chosen:
             raise UserError(f"{flag} best: no kept checkpoint was validated; {there_are}")
     else:
-        found = [number for number in kept if str(number) == wanted]
-        if not found:
+        chosen = [number for number in kept if str(number) == wanted]
+        if not chosen:
             raise UserError(f"{flag} {wanted}: there is no such checkpoint; {there_are}")
-    return checkpoint.load(kept[found[0]])
+    return checkpoint.load(kept[chosen[0]])
 
 
 def recorded_content(record: Path) -> dict[str, Any]:
     """Return a record in the form of a checkpoint; a UserError names a missing or changed file."""
     made = read_object(record / "record.json", RECORD) if (record / "record.json").exists() else {}
-    try:
+    with naming(record / RECORDED, "{}: it was recorded"):
         digest = digest_of(record / RECORDED)
-    except OSError as error:
-        raise UserError(f"{record / RECORDED}: {error.strerror}: it was recorded") from error
     if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # Empty if the run was not tested, or if an earlier version wrote the result.

@@ -95,13 +95,13 @@ def _other_sizes(task: Task, ways: int, shots: int, queries: int, *, per_class: 
 def check_answers(learner: Learner) -> str:
     """Return a warning if a user's own outer loss has no part in the answers at test, else ""."""
     name = learner.config.learner
-    own = [n for n in ("query_loss", "set_loss") if not learner.inherits(n)]
+    theirs = [n for n in ("query_loss", "set_loss") if not learner.inherits(n)]
     answered = not all(map(learner.inherits, ("answers", "call_network", "loss")))
-    if not is_theirs(name) or not own or answered:
+    if not is_theirs(name) or not theirs or answered:
         return ""
     return (
-        f"warning: --learner {name}: {own[0]} is yours; tests score the network's plain outputs by "
-        "the usual loss, unless you override call_network, answers or loss, too"
+        f"warning: --learner {name}: {theirs[0]} is yours; tests score the network's plain outputs "
+        "by the usual loss, unless you override call_network, answers or loss, too"
     )
 
 
@@ -202,12 +202,12 @@ def with_headline(test: dict[str, Any], *, transductive: bool) -> dict[str, Any]
     """
     prefix = "" if transductive else "non_transductive_"
     names = [name for name in test if f"{name}_ci95" in test]
-    found = dict(test)
+    named = dict(test)
     for name in names:
         if not name.startswith("non_transductive_"):
             for key in (name, f"{name}_ci95"):
-                found[f"transductive_{key}"], found[key] = test[key], test[prefix + key]
-    return found | {"ci95": found[f"{headline(test)}_ci95"]}
+                named[f"transductive_{key}"], named[key] = test[key], test[prefix + key]
+    return named | {"ci95": named[f"{headline(test)}_ci95"]}
 
 
 def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
@@ -222,8 +222,8 @@ def summary(result: dict[str, Any], config: Config, transductive: bool) -> str:
     said = shown(first)
     if metric == "accuracy":
         said += f" ({names[first]}), {shown(second)} ({names[second]})"
-    own = [name for name in result if f"{name}_ci95" in result and name not in OURS]
-    for name in filterfalse(is_taken, own):
+    others = [name for name in result if f"{name}_ci95" in result and name not in OURS]
+    for name in filterfalse(is_taken, others):
         ci95 = result[f"{first}{name}_ci95"]
         said += f", {name} {with_interval(result[first + name], ci95, name)}"
     over, steps = result["tasks"], counted(config.eval_inner_steps, "inner step")

@@ -39,8 +39,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--tasks", type=at_least(2), default=100, help=text)
     add_trust(parser, "a run's config.yaml")
     options = parser.parse_args(arguments)
-    found = reading.find(options.paths)
-    methods = named(options.names, found)
+    runs = reading.find(options.paths)
+    methods = named(options.names, runs)
     folder = options.folder
     if folder is None:
         several = Path("runs", f"plots-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
             style.save(drawn, folder / name)
             print(f"drawn: {name}", file=sys.stderr, flush=True)
             count += 1
-    many, of = counted(count, "picture"), counted(len(found), "run")
+    many, of = counted(count, "picture"), counted(len(runs), "run")
     print(f"{many} of {of}, each as PNG and PDF: {folder}")
     return 0
 
@@ -68,9 +68,9 @@ def named(names: list[str] | None, runs: list[Run]) -> dict[str, list[Run]]:
         raise UserError("--names: one is given twice")
     if hidden := [name for name in names if name.startswith("_") or not name.strip()]:
         raise UserError(f"--names {hidden[0]!r}: a label is not empty, and begins with no _")
-    for each in (list(methods.values()), [[run] for run in runs]):
-        if len(names) == len(each):
-            return dict(zip(names, each, strict=True))
+    for labelled in (list(methods.values()), [[run] for run in runs]):
+        if len(names) == len(labelled):
+            return dict(zip(names, labelled, strict=True))
     of = f"{counted(len(runs), 'run')} of {counted(len(methods), 'method')}: {', '.join(methods)}"
     raise UserError(f"--names: {counted(len(names), 'name')} for {of}")
 
@@ -95,7 +95,7 @@ def pictures(
 
 def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Model]]:
     """Return the models of the runs by method; leave out runs whose model cannot be loaded."""
-    found: dict[str, list[Model]] = {}
+    models: dict[str, list[Model]] = {}
     for name, run in ((name, run) for name, each in methods.items() for run in each):
         if not checkpoint.last_checkpoint(run.path).exists():
             continue
@@ -104,8 +104,8 @@ def _trained(methods: dict[str, list[Run]], *, trust: bool) -> dict[str, list[Mo
         except UserError as error:
             print(f"left out: pictures of the model: {error}", file=sys.stderr, flush=True)
         else:
-            found.setdefault(name, []).append(model)
-    return found
+            models.setdefault(name, []).append(model)
+    return models
 
 
 if __name__ == "__main__":

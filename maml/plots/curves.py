@@ -109,7 +109,7 @@ def adapted_curve(axis: Any, worker: Worker, meta_params: Params) -> None:
 
 def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     """Return a figure of each method's validations (else smoothed training) and their mean."""
-    runs = [run for each in methods.values() for run in each]
+    runs = [run for of_method in methods.values() for run in of_method]
     metric = headline({"loss", *(name for run in runs for row in run.rows for name in row)})
     validates = any(_validated(run, metric) for run in runs)
     of = "validation" if validates else "training"
@@ -117,11 +117,11 @@ def learning_curves(methods: Mapping[str, Sequence[Run]]) -> Any:
     looks = style.look_of(list(methods))
     for name, of_method in methods.items():
         curve = _validated if validates else _smoothed
-        each = [curve(run, metric) for run in of_method]
+        by_seed = [curve(run, metric) for run in of_method]
         # Runs may be unfinished. Draw the iterations that all have reached, to average over all.
-        whole = sorted(set.intersection(*map(set, each)))
+        whole = sorted(set.intersection(*map(set, by_seed)))
         if whole:
-            values = [[of_run[i] for i in whole] for of_run in each]
+            values = [[of_run[i] for i in whole] for of_run in by_seed]
             line_of_seeds(axis, whole, values, looks[name], name)
         else:
             line = f"left out of the curves: {name}: no {of} row that all its runs have"
@@ -141,14 +141,14 @@ def _smoothed(run: Run, metric: str) -> dict[int, float]:
 
 
 def line_of_seeds(
-    axis: Any, x: Sequence[float], each: Sequence[Sequence[float]], look: tuple[str, str], name: str
+    axis: Any, x: Sequence[float], ys: Sequence[Sequence[float]], look: tuple[str, str], name: str
 ) -> None:
-    """Draw the mean of the lines ``each``, one per seed; draw several lines themselves, paler."""
+    """Draw the mean of the lines ``ys``, one per seed; draw several lines themselves, paler."""
     colour, dash = look
-    means = [fmean(values) for values in zip(*each, strict=True)]
-    label = f"{name} ({len(each)} seeds)" if len(each) > 1 else name
+    means = [fmean(values) for values in zip(*ys, strict=True)]
+    label = f"{name} ({len(ys)} seeds)" if len(ys) > 1 else name
     axis.plot(x, means, dash, color=colour, marker=".", label=label)
-    for values in each if len(each) > 1 else []:
+    for values in ys if len(ys) > 1 else []:
         axis.plot(x, values, dash, color=colour, alpha=0.4, linewidth=0.8)
 
 
@@ -172,9 +172,9 @@ def by_step(methods: Mapping[str, Sequence[Model]], tasks: int) -> Any:
     drawn, ((axis,),) = style.figure(size=(6.0, 4.0))
     metric = "accuracy"
     for name, models in methods.items():
-        each = [scores_by_step(model, steps, tasks) for model in models]
-        metric = each[0][0]
-        means = [[fmean(at) for at in of_run] for _, of_run in each]
+        by_seed = [scores_by_step(model, steps, tasks) for model in models]
+        metric = by_seed[0][0]
+        means = [[fmean(at) for at in of_run] for _, of_run in by_seed]
         line_of_seeds(axis, steps, means, looks[name], name)
     for what, field, dash in (("training", "inner_steps", ":"), ("test", "eval_inner_steps", "--")):
         values = {getattr(config, field) for config in configs}

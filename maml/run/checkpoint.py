@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from datasets.whole import no_link, regular, sweep, written
 from maml.errors import UserError
 from maml.params import Params
-from maml.run.forms import Form, fits
+from maml.run.files import Form, fits
 
 FORMAT = 1
 
@@ -48,7 +48,7 @@ FURTHER: dict[str, Form] = {
     "starts": [dict],
     "own_files": {str: {str: str}},
 }
-"""The forms (`maml.run.forms`) of further parts; such a part may be missing or empty."""
+"""The forms (`maml.run.files`) of further parts; such a part may be missing or empty."""
 
 
 class DamagedError(UserError):
@@ -71,8 +71,8 @@ def numbered_checkpoints(run_dir: Path) -> dict[int, Path]:
         names = os.listdir(run_dir / "checkpoints")
     except OSError:
         return {}
-    found = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
-    iterations = sorted(int(match[1]) for match in found if match)
+    matches = (re.fullmatch(r"iteration-(\d{8,})\.pt", name) for name in names)
+    iterations = sorted(int(match[1]) for match in matches if match)
     return {iteration: numbered_checkpoint(run_dir, iteration) for iteration in iterations}
 
 
@@ -138,16 +138,16 @@ def load_parameters(path: Path) -> tuple[Params, str]:
     if _is_state(content) and content:
         return dict(content), ""
     parts = content if isinstance(content, dict) else {}
-    found = {key: part for key, part in parts.items() if part and _is_state(part)}
-    if not found:
+    states = {key: part for key, part in parts.items() if part and _is_state(part)}
+    if not states:
         raise UserError(f"{path}: neither a checkpoint nor a state_dict of tensors")
-    key = next(iter(found)) if len(found) == 1 else "state_dict"
-    if key not in found:
+    key = next(iter(states)) if len(states) == 1 else "state_dict"
+    if key not in states:
         raise UserError(
-            f"{path}: holds tensors under {', '.join(map(str, found))}; save only those that you "
+            f"{path}: holds tensors under {', '.join(map(str, states))}; save only those that you "
             "want to load"
         )
-    return dict(found[key]), str(key)
+    return dict(states[key]), str(key)
 
 
 def _content(path: Path, older: bool = False) -> Any:
@@ -231,9 +231,7 @@ def check_division(content: dict[str, Any], division: str | None, run_dir: Path)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    cause = error.__context__
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    for each in (error, error.__context__):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

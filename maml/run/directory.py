@@ -20,8 +20,7 @@ from maml.config.checks import most_threads
 from maml.config.presets import with_values
 from maml.errors import UserError
 from maml.processes.identity import Identity, started
-from maml.run.files import make_folder, read_object, read_rows, refuse_links, write_text
-from maml.run.forms import STATUS, Form
+from maml.run import files
 from maml.run.provenance import git_commit, machine, own_files, versions
 
 OF_A_START = (
@@ -45,11 +44,11 @@ def choose(config: Config) -> Path:
     """
     given = config.run_dir
     path = _default(config) if given is None else user_path("run_dir", given)
-    refuse_links(path, *WRITTEN)
+    files.refuse_links(path, *WRITTEN)
     for folder in (path, path / "checkpoints"):
-        make_folder(folder, "--run-dir")
+        files.make_folder(folder, "--run-dir")
     # Check the rows before anything changes, because a run drops the rows after its beginning.
-    read_rows(path / "metrics.jsonl")
+    files.read_rows(path / "metrics.jsonl")
     return path
 
 
@@ -123,7 +122,7 @@ def write_config(
         "command": sys.argv,
         "starts": starts,
     }
-    write_text(path, yaml.safe_dump(content, sort_keys=False))
+    files.write_text(path, yaml.safe_dump(content, sort_keys=False))
     return [{n: of[n] for n in OF_A_START if n in of} for of in starts]
 
 
@@ -159,13 +158,13 @@ def config_here(run_dir: Path, data_root: str | None, device: str | None, *, tru
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write one JSON object to a file, indented for people."""
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    files.write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, form: Form) -> dict[str, Any]:
+def read_json(path: Path, form: files.Form) -> dict[str, Any]:
     """Return the JSON object of a ``form`` in a file, or an empty one if there is none."""
     with contextlib.suppress(UserError):
-        return read_object(path, form)
+        return files.read_object(path, form)
     return {}
 
 
@@ -176,12 +175,12 @@ def write_status(run_dir: Path, state: str, iteration: int) -> None:
     "failed". ``iteration`` is how many are done; if "stopped", how many the last checkpoint has.
     """
     content = {"state": state, "iteration": iteration, "process": Identity.own()._asdict()}
-    write_text(run_dir / "status.json", json.dumps(content) + "\n")
+    files.write_text(run_dir / "status.json", json.dumps(content) + "\n")
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
     """Return what `write_status` wrote, or None; the state is "lost" if training was killed."""
-    content = read_json(run_dir / "status.json", STATUS)
+    content = read_json(run_dir / "status.json", files.STATUS)
     if content.get("state") == "training":
         # An earlier version did not write the process.
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):

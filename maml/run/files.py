@@ -1,16 +1,21 @@
-"""Write and read a run's files."""
+"""Write and read a run's files.
 
+A file may be a stranger's, so its types are checked. A form is a type, a tuple of other forms,
+``[form]`` for a list, ``{str: form}`` for a dictionary with any keys, or ``{name: form}`` for one
+with these entries and others. A missing entry is None.
+"""
+
+import contextlib
 import csv
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from datasets.whole import no_link, regular, written
 from maml.errors import UserError
-from maml.run.forms import Form, misfit
 
 TEXTS = ("split", "data", "images", "time", "reason", "action")
 """The fields of a row that may hold text."""
@@ -24,13 +29,39 @@ Scores = dict[tuple[str, int, int], dict[str, float]]
 """Maps a task's address (split, seed, index) to its metrics by name."""
 
 
+Form: TypeAlias = Any
+
+NUMBER = float | int
+CLASSES = {str: [str]}
+STATUS = {"state": str, "iteration": int}
+RESULT = {
+    "tasks": int, "transductive": bool, "iterations": int | None, "tested_iteration": int | None,
+    "skipped": int | None, "ensemble": ([int], None),
+}  # fmt: skip
+MACHINE = {"processor": str, "gpu": str | None}
+START = {
+    "git_commit": str | None, "iteration": int | None, "processes": int | None,
+    "threads": int | None, "machine": (MACHINE, None), "own_files": ({str: {str: str}}, None),
+}  # fmt: skip
+RECORD = {
+    "starts": [START], "minutes": NUMBER, "note": str, "hardware": MACHINE | {"date": str},
+    "division": str | None, "model_sha256": str | None, "model_bytes": int | None,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def naming(what: Path | str, words: str) -> Iterator[None]:
+    """Raise an OSError inside as a UserError: ``what``, and ``words`` with the reason in them."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {words.format(error.strerror)}") from error
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically; if that fails, raise a UserError that names the file."""
-    try:
-        with written(path) as temporary:
-            temporary.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    with naming(path, "cannot write: {}"), written(path) as temporary:
+        temporary.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -43,13 +74,10 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
     A full disk may have cut the last line short. Then the new line still begins a line.
     """
-    try:
-        with open(no_link(path), "ab+") as file:
-            file.seek(max(file.tell() - 1, 0))
-            is_cut = file.read(1) not in (b"", b"\n")
-            file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot write: {error.strerror}") from error
+    with naming(path, "cannot write: {}"), open(no_link(path), "ab+") as file:
+        file.seek(max(file.tell() - 1, 0))
+        is_cut = file.read(1) not in (b"", b"\n")
+        file.write(("\n" * is_cut + json.dumps(row) + "\n").encode())
 
 
 def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
@@ -62,10 +90,8 @@ def read_rows(path: Path, *, mended: bool = False) -> list[dict[str, Any]]:
         raise UserError(f"{path}: is a folder")
     if not path.is_file():
         return []  # no file, or a device, which keeps no rows
-    try:
+    with naming(path, "cannot read: {}"):
         *lines, last = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
     rows = []
     for number, line in enumerate([*lines, last], start=1):
         try:
@@ -98,29 +124,23 @@ def keep_rows(path: Path, which: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def read_object(path: Path, form: Form) -> dict[str, Any]:
-    """Return the JSON object of a ``form`` in a file; a UserError names a missing or damaged file.
-
-    `maml.run.forms` has the forms.
-    """
+    """Return the JSON object of a ``form`` in a file; a UserError names a missing or wrong file."""
     try:
-        found = _parsed(regular(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: not a whole record or run") from error
+        with naming(path, "{}: not a whole record or run"):
+            content = _parsed(regular(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: damaged: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path}: damaged: no JSON object")
-    if wrong := misfit(found, form):
+    if wrong := misfit(content, form):
         raise UserError(f"{path}: damaged: its {wrong}")
-    return found
+    return content
 
 
 def make_folder(folder: Path, flag: str) -> None:
     """Make a folder to write into, if it does not exist; a UserError names ``flag``."""
-    try:
+    with naming(f"{flag} {folder}", "{}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{flag} {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise UserError(f"{flag} {folder}: not writable")
 
@@ -128,10 +148,8 @@ def make_folder(folder: Path, flag: str) -> None:
 def refuse_links(run_dir: Path, *names: str) -> None:
     """Raise UserError if one of these entries of a run directory is a link: a run writes there."""
     for path in map(run_dir.joinpath, names):
-        try:
+        with naming(path, "{}: remove it"):
             no_link(path)
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}: remove it") from error
 
 
 def write_tasks(
@@ -149,9 +167,8 @@ def write_tasks(
 def read_tasks(path: Path) -> Scores:
     """Return each task's scores from a file that `write_tasks` wrote, or raise a UserError."""
     try:
-        rows = list(csv.reader(regular(path).read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+        with naming(path, "cannot read: {}"):
+            rows = list(csv.reader(regular(path).read_text(encoding="utf-8").splitlines()))
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: damaged: {error}") from error
     if not rows or tuple(rows[0][: len(ADDRESS)]) != ADDRESS:
@@ -168,3 +185,28 @@ def read_tasks(path: Path) -> Scores:
             raise UserError(f"{path}: line {number}: task {address} is there twice")
         scores[address] = values
     return scores
+
+
+def fits(value: Any, form: Form) -> bool:
+    """Return whether a value has a form."""
+    if isinstance(form, tuple):
+        return any(fits(value, each) for each in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(each, form[0]) for each in value)
+    if form is None:
+        return value is None
+    if not isinstance(form, dict):
+        return isinstance(value, form)
+    if not isinstance(value, dict):
+        return False
+    if str in form:
+        return all(isinstance(key, str) and fits(each, form[str]) for key, each in value.items())
+    return all(fits(value.get(name), of) for name, of in form.items())
+
+
+def misfit(content: dict[str, Any], form: Form) -> str:
+    """Describe the first entry that does not fit its form or is an empty list; "" if all do."""
+    for name, of in (dict.fromkeys(content, form[str]) if str in form else form).items():
+        if not fits(content.get(name), of) or content.get(name) == []:
+            return f"{name} is {content.get(name)!r}"[:200]
+    return ""

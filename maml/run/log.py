@@ -117,8 +117,8 @@ def tensorboard_sink(run_dir: Path) -> Iterator[Write]:
 def hyperparameters(run_dir: Path) -> dict[str, Any]:
     """Return every field of the configuration, and the rest of config.yaml as ``environment``."""
     content = saved.content_of(run_dir / "config.yaml")
-    own: dict[str, Any] = content.pop("config")
-    return own | {"environment": content}
+    fields: dict[str, Any] = content.pop("config")
+    return fields | {"environment": content}
 
 
 SINKS = {"wandb": wandb_sink, "tensorboard": tensorboard_sink}

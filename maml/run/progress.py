@@ -1,5 +1,6 @@
 """Show the progress of long work: a bar on a terminal, and plain lines elsewhere."""
 
+import io
 import sys
 from typing import Any
 
@@ -23,12 +24,10 @@ def bar(total: int, what: str, unit: str, *, speaks: bool, **options: Any) -> tq
     )  # fmt: skip
 
 
-class _Lines:
+class _Lines(io.TextIOBase):
     """Standard error for files and pipes: writes whole lines without carriage returns."""
 
-    def write(self, text: str) -> None:
+    def write(self, text: str) -> int:
         if text.strip():
             print(text.strip(), file=sys.stderr, flush=True)
-
-    def flush(self) -> None:
-        """Do nothing, because `write` flushes each line."""
+        return len(text)

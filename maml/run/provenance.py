@@ -74,14 +74,14 @@ def git_commit() -> str | None:
 
 def own_files(config: Config) -> dict[str, dict[str, str]]:
     """Return the SHA-256 of the files of a user's own components: ``{kind: {module: digest}}``."""
-    found: dict[str, dict[str, str]] = {}
+    digests: dict[str, dict[str, str]] = {}
     for kind, files in registry.files_of_own(config).items():
-        found[kind] = {}
+        digests[kind] = {}
         for module, file in files.items():
             # A module in an archive has no file.
             with contextlib.suppress(OSError):
-                found[kind][module] = digest_of(Path(file))
-    return found
+                digests[kind][module] = digest_of(Path(file))
+    return digests
 
 
 def other_files(config: Config, recorded: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -10,8 +10,7 @@ from typing import Any
 from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
-from maml.run.files import TESTED, Scores, read_object, read_rows, read_tasks
-from maml.run.forms import RECORD, RESULT
+from maml.run.files import RECORD, RESULT, TESTED, Scores, read_object, read_rows, read_tasks
 from maml.run.log import Row, step_and_values
 
 
@@ -53,8 +52,8 @@ def history(rows: Sequence[Row], metric: str) -> dict[int, float]:
 
     ``metric`` is its name for loggers: ``validation/accuracy``, ``validation/after/1``.
     """
-    found = map(step_and_values, rows)
-    return {iteration: values[metric] for iteration, values in found if metric in values}
+    steps = map(step_and_values, rows)
+    return {iteration: values[metric] for iteration, values in steps if metric in values}
 
 
 def read(path: Path) -> Run:
@@ -64,15 +63,15 @@ def read(path: Path) -> Run:
 
 def find(paths: Sequence[Path]) -> list[Run]:
     """Return the runs in all ``paths``: a run itself, or the runs in a folder or its ``trials``."""
-    found = []
+    runs = []
     for path in paths:
         inside = [path] if (path / "config.yaml").is_file() else []
         inside = inside or sorted(each.parent for each in path.glob("*/config.yaml"))
         inside = inside or sorted(each.parent for each in path.glob("trials/*/config.yaml"))
         if not inside:
             raise UserError(f"{path}: no run directory, and none in it")
-        found += [read(each) for each in inside]
-    return found
+        runs += [read(each) for each in inside]
+    return runs
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -112,11 +111,11 @@ def methods(runs: Sequence[Run]) -> dict[str, list[Run]]:
     if not names:
         first = runs[0].config
         return {first.preset or first.learner: list(runs)}
-    found: dict[str, list[Run]] = {}
+    of_label: dict[str, list[Run]] = {}
     for run in runs:
         said = {name: str(_setting(run, name, runs)) for name in names}
         label = " ".join(f"{name}={value}" for name, value in said.items())
         if names in (["learner"], ["preset"]):
             label = said[names[0]]
-        found.setdefault(label, []).append(run)
-    return found
+        of_label.setdefault(label, []).append(run)
+    return of_label

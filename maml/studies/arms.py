@@ -54,9 +54,9 @@ def read(asked: str, metric: str | None) -> Arm:
 
         for run_dir, point in sweep.points_in(path).items():
             points[run_dir] = {_field(name): value for name, value in point.items()}
-    found = reading.find([path])
-    values = _values(text, {*vars(found[0].config), *(n for of in points.values() for n in of)})
-    runs = [run for run in found if _has(run.config, values, asked, points.get(run.path, {}))]
+    there = reading.find([path])
+    values = _values(text, {*vars(there[0].config), *(n for of in points.values() for n in of)})
+    runs = [run for run in there if _has(run.config, values, asked, points.get(run.path, {}))]
     if not runs:
         read_as = " and ".join(f"{name}={value!r}" for name, value in values.items())
         raise UserError(f"{asked}: no run in {path} has these values: {read_as}")
@@ -149,8 +149,8 @@ def paired(a: Arm, b: Arm) -> tuple[Floats, Floats]:
 def _split(asked: str) -> tuple[Path, str]:
     """Return the path of ``PATH:name=value,…``, and the text of the values."""
     path, text = os.path.expanduser(asked), ""
-    if (found := re.fullmatch(r"(.*?):([\w-]+=.*)", path)) and not Path(path).is_dir():
-        path, text = found.groups()
+    if (parts := re.fullmatch(r"(.*?):([\w-]+=.*)", path)) and not Path(path).is_dir():
+        path, text = parts.groups()
     return Path(path), text
 
 

@@ -22,14 +22,14 @@ from datasets.components import is_theirs
 from maml.config import registry
 from maml.config.parser import Parser
 from maml.errors import UserError
-from maml.evaluation.intervals import Floats, interval, is_skewed
+from maml.evaluation import intervals
+from maml.evaluation.intervals import Difference, Floats, Shown
 from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
 from maml.run.reading import Run
 from maml.studies import grid
 from maml.studies.arms import Arm, paired, read
-from maml.studies.statistics import Difference, Shown, difference, shown, verdicts
 
 LEGEND = """\
 Δ is the row's mean minus that of {base}, on the test tasks of both. *These runs*: of the trained
@@ -62,14 +62,14 @@ def main(arguments: list[str]) -> int:
         raise UserError("nothing to compare with: name two runs or more")
     if len(set(options.arms)) < len(options.arms):
         raise UserError("one is named twice")
-    found = [read(asked, options.metric) for asked in options.arms]
-    print(f"Comparing {len(found)} by test {found[0].metric}", file=sys.stderr, flush=True)
+    arms = [read(asked, options.metric) for asked in options.arms]
+    print(f"Comparing {len(arms)} by test {arms[0].metric}", file=sys.stderr, flush=True)
     folder = options.folder
     if options.report and folder is None:
         folder = Path("runs", f"compared-{time.strftime('%Y%m%d-%H%M%S')}")
     if folder is not None:
         make_folder(folder, "--folder")
-    text, drawn = compared(found, folder)
+    text, drawn = compared(arms, folder)
     print(text, end="")
     if folder is not None:
         write_text(folder / "report.md", f"# Comparison\n\n{text}{drawn}")
@@ -93,7 +93,7 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     """Return a table of means, each with its intervals over tasks and over seeds, and warnings."""
 
     def around(values: Floats) -> str:
-        found = shown(values)
+        found = intervals.shown(values)
         mean, half = found.mean, (found.high - found.low) / 2
         if math.isnan(half):
             return f"{plain(mean, metric)}, all alike"
@@ -102,14 +102,14 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
 
     rows, skewed = [], []
     for arm in arms:
-        each: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
-        every, means = np.concatenate(each), np.array([of_seed.mean() for of_seed in each])
-        low, high = (plain(end, metric) for end in interval(every, metric))
-        over = around(means) if len(each) > 1 else "–"
-        tasks = "–".join(map(str, sorted({min(map(len, each)), max(map(len, each))})))
-        row = [arm.name, around(every), f"{low} to {high}", over, str(len(each)), tasks]
+        seeds: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
+        scores, means = np.concatenate(seeds), np.array([of_seed.mean() for of_seed in seeds])
+        low, high = (plain(end, metric) for end in intervals.interval(scores, metric))
+        over = around(means) if len(seeds) > 1 else "–"
+        tasks = "–".join(map(str, sorted({min(map(len, seeds)), max(map(len, seeds))})))
+        row = [arm.name, around(scores), f"{low} to {high}", over, str(len(seeds)), tasks]
         rows.append([*row, test_steps(arm.first)])
-        if is_skewed(every):
+        if intervals.is_skewed(scores):
             skewed.append(arm.name)
     header = ["", f"{metric}, ± over tasks", "95 % interval", "± over seeds", "seeds", "tasks each"]
     text = grid([*header, "test steps"], rows)
@@ -125,7 +125,7 @@ def test_steps(run: Run) -> str:
     return "–" if facts and not facts.adapts_at_test else str(run.config.eval_inner_steps)
 
 
-def differences_table(found: dict[str, Difference], base: str, metric: str) -> str:
+def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> str:
     """Return a table of differences, with its legend below."""
 
     def signed(value: float) -> str:
@@ -135,8 +135,8 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
         said = "tied" if math.isnan(of.low) else f"{signed(of.low)} to {signed(of.high)}"
         return [said, "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
-    rows, judged = [], verdicts(list(found.values()))
-    for (name, d), (p, p_seeds, verdict) in zip(found.items(), judged, strict=True):
+    rows, judged = [], intervals.verdicts(list(shifts.values()))
+    for (name, d), (p, p_seeds, verdict) in zip(shifts.items(), judged, strict=True):
         over_seeds, detectable = ["–", "–"], plain(d.runs.detectable, metric)
         if d.over_seeds is not None and p_seeds is not None:
             over_seeds = between(d.over_seeds, p_seeds)
@@ -145,8 +145,8 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
         rows.append([name, *cells, detectable, verdict])
     header = ["", "Δ", "these runs", "p", "over seeds", "p", "detectable", "verdict"]
     more = ""
-    if len(found) > 1:
-        more = f" Each p is Holm's, for {len(found)} comparisons; an interval is of one alone."
+    if len(shifts) > 1:
+        more = f" Each p is Holm's, for {len(shifts)} comparisons; an interval is of one alone."
     if any(row.count("tied") for row in rows):
         more += " *tied*: all have the same Δ, so its spread is not known; p is the sign test's."
     if is_percent(metric):
@@ -157,7 +157,7 @@ def differences_table(found: dict[str, Difference], base: str, metric: str) -> s
 def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]:
     """Return the tables of means and differences, and a link to the figure saved in ``folder``."""
     base, *others = arms
-    found = {arm.name: difference(*paired(arm, base)) for arm in others}
+    found = {arm.name: intervals.difference(*paired(arm, base)) for arm in others}
     differences = differences_table(found, base.name, base.metric)
     text = f"{means_table(arms, base.metric)}\n\n{differences}"
     if folder is None:
@@ -166,24 +166,24 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
     return text, "\n![differences](differences.png)\n"
 
 
-def _drawn(found: dict[str, Difference], base: str, metric: str) -> Any:
+def _drawn(differences: dict[str, Difference], base: str, metric: str) -> Any:
     """Draw one difference per row, its interval over tasks and a thinner one over seeds."""
-    names = [textwrap.fill(name, 40) for name in found]
+    names = [textwrap.fill(name, 40) for name in differences]
     lines = "\n".join(names).count("\n") + 1
     drawn, ((axis,),) = style.figure(size=(7.0, 1.0 + 0.15 * lines + 0.2 * len(names)))
     scale, points = (100, ", percentage points") if is_percent(metric) else (1, "")
-    for y, each in enumerate(found.values()):
+    for y, shift in enumerate(differences.values()):
         for found_by, over, look in (
-            (each.over_seeds, "seeds", {"marker": "|", "color": GREY, "linewidth": 1.2}),
-            (each.runs, "tasks (these runs)", {"color": BLUE, "linewidth": 4, "alpha": 0.55}),
+            (shift.over_seeds, "seeds", {"marker": "|", "color": GREY, "linewidth": 1.2}),
+            (shift.runs, "tasks (these runs)", {"color": BLUE, "linewidth": 4, "alpha": 0.55}),
         ):
             if found_by is not None:
                 ends = scale * found_by.low, scale * found_by.high
                 label = f"95 % over {over}"
                 axis.plot(ends, (y, y), label=label, solid_capstyle="butt", markersize=8, **look)
-        axis.plot(scale * each.runs.mean, y, "o", color=BLUE, markersize=5)
+        axis.plot(scale * shift.runs.mean, y, "o", color=BLUE, markersize=5)
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(found) - 0.4, -0.6)
+    axis.set_ylim(len(differences) - 0.4, -0.6)
     axis.axvline(0, color=BLACK, linewidth=0.8, zorder=0)
     x = f"test {metric} minus that of {base}{points}"
     style.finish(axis, textwrap.fill(x, 44), "")

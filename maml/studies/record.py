@@ -24,13 +24,11 @@ from maml.evaluation.best import RECORDED, load_best
 from maml.evaluation.scores import evaluate, with_headline
 from maml.params import Params
 from maml.run import checkpoint, directory, files
-from maml.run.files import TESTED
-from maml.run.forms import RESULT, START, misfit
+from maml.run.files import RESULT, START, TESTED, misfit
 from maml.run.provenance import describe, digest_of
 from maml.run.reading import Run
 from maml.strategies.local import alone
 from maml.studies import recorded
-from maml.studies.check_record import retested
 
 PLACES = ("run_dir", "data_root", "resume")
 """Flags that name paths of one machine."""
@@ -108,7 +106,7 @@ def write(
         _write(folder, run_dir, content, made, model)
         files.write_text(folder / "result.json", json.dumps(result, indent=1) + "\n")
         recorded.read(folder)  # fails now, not later, if the record cannot be read
-        if wrong := retested(run, model, result["tasks"]):
+        if wrong := recorded.retested(run, model, result["tasks"]):
             raise UserError(f"{run_dir}: its model does not score what it says: {wrong}")
         files.make_folder(target.parent, "--records")
         if target.exists():
@@ -121,26 +119,26 @@ def _starts(run_dir: Path, content: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a run's starts (time, commit, …) from its config.yaml, or raise a UserError."""
     if wrong := misfit(content, KEPT | {"starts": [START]}):
         raise UserError(f"{run_dir / 'config.yaml'}: damaged: its {wrong}")
-    found = content["starts"]
-    for start in found:
+    starts = content["starts"]
+    for start in starts:
         commit = start.get("git_commit")
         if not commit or commit.endswith("-dirty"):
             raise UserError(f"{run_dir}: made by {commit}: not a commit without changes")
-    if found[0]["iteration"]:
+    if begun_after := starts[0]["iteration"]:
         raise UserError(
-            f"{run_dir}: it goes on from a checkpoint after iteration {found[0]['iteration']} that "
+            f"{run_dir}: it goes on from a checkpoint after iteration {begun_after} that "
             "does not say how the run began"
         )
-    return [{n: of[n] for n in directory.OF_A_START if n in of} for of in found]
+    return [{n: of[n] for n in directory.OF_A_START if n in of} for of in starts]
 
 
 def _ensemble(config: Config, run_dir: Path, count: int, tasks: int) -> dict[str, Any]:
     """Return the scores of the best ``count`` checkpoints together, as ``ensemble_<name>``."""
     saved = load_best(run_dir, count, transductive=config.transductive)
     models = [one["model"] for one in saved]
-    found = evaluate(alone(config), models, "test", tasks, progress=True)
-    found = with_headline(found, transductive=config.transductive)
-    scores = {f"ensemble_{name}": found[name] for name in found if name not in ("split", "tasks")}
+    result = evaluate(alone(config), models, "test", tasks, progress=True)
+    result = with_headline(result, transductive=config.transductive)
+    scores = {f"ensemble_{name}": result[name] for name in result if name not in ("split", "tasks")}
     return {"ensemble": [one["iteration"] for one in saved]} | scores
 
 

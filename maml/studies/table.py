@@ -129,13 +129,10 @@ def _row(preset: Config, records: list[Run]) -> tuple[str, ...]:
     """Return the row of an experiment's seeds."""
     # An experiment other than the preset's own has no published number.
     claimed = "–" if changed(records[0].config) else _claim(preset)
-    results = [record.result for record in records]
-    first, second = _scores(results)
-    seeds = ", ".join(str(record.config.seed) for record in records)
-    tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     minutes = statistics.median(record.made["minutes"] for record in records)
-    named = f"`{experiment(records[0].config)}`"
-    return named, claimed, first, seeds, tasks, second, f"{minutes:.0f}"
+    results = [record.result for record in records]
+    name = f"`{experiment(records[0].config)}`"
+    return _cells(name, claimed, records, results, f"{minutes:.0f}")
 
 
 def _together(preset: Config, record: Run) -> tuple[str, ...]:
@@ -144,28 +141,28 @@ def _together(preset: Config, record: Run) -> tuple[str, ...]:
     # The published number is of ``keep_best`` models, chosen with the preset's settings.
     chosen_by = ("keep_best", *CHOOSING)
     alike = all(getattr(record.config, name) == getattr(preset, name) for name in chosen_by)
-    claimed = alike and not changed(record.config) and models == preset.keep_best
-    own = {n.removeprefix("ensemble_"): v for n, v in result.items() if n.startswith("ensemble_")}
-    first, second = _scores([own])
-    return (
-        f"– ensemble of {models}",
-        _claim(preset).removesuffix(" (ensemble)") if claimed else "–",
-        first,
-        str(record.config.seed),
-        f"{result['tasks']:,}",
-        second,
-        "–",
-    )
+    is_published = alike and not changed(record.config) and models == preset.keep_best
+    claimed = _claim(preset).removesuffix(" (ensemble)") if is_published else "–"
+    scores = {
+        n.removeprefix("ensemble_"): v for n, v in result.items() if n.startswith("ensemble_")
+    }
+    scores["tasks"] = result["tasks"]
+    return _cells(f"– ensemble of {models}", claimed, [record], [scores], "–")
 
 
-def _scores(results: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the headline score of the seeds' results, and their non-transductive score."""
+def _cells(
+    name: str, claimed: str, records: list[Run], results: list[dict[str, Any]], minutes: str
+) -> tuple[str, ...]:
+    """Return a row: the seeds' headline score and, if they have it, the non-transductive one."""
+    seeds = ", ".join(str(record.config.seed) for record in records)
+    tasks = "–".join(sorted({f"{result['tasks']:,}" for result in results}))
     judged = headline([key for key, value in results[0].items() if value is not None])
-    name, second = f"non_transductive_{judged}", "–"
-    # A result may lack the non-transductive score.
-    if name in results[0]:
-        second = spread([of[name] for of in results], results[0].get(f"{name}_ci95"), judged)
-    return spread([of[judged] for of in results], results[0].get("ci95"), judged), second
+    ours = spread([result[judged] for result in results], results[0].get("ci95"), judged)
+    name_alone, alone = f"non_transductive_{judged}", "–"
+    if name_alone in results[0]:
+        ci95 = results[0].get(f"{name_alone}_ci95")
+        alone = spread([result[name_alone] for result in results], ci95, judged)
+    return name, claimed, ours, seeds, tasks, alone, minutes
 
 
 def _went_wrong(record: Run) -> str:

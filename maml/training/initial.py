@@ -23,8 +23,7 @@ from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import read_rows, write_text
-from maml.run.forms import CLASSES
+from maml.run.files import CLASSES, naming, read_rows, write_text
 
 BEFORE = ("", "network.", f"network.{AROUND}")
 """Prefixes of a run's parameter names that another program's names do not have."""
@@ -86,10 +85,8 @@ def _newest(run_dir: Path, config: Config, params: Params) -> dict[str, Any]:
 def _set_aside(path: Path) -> Path:
     names = (f"{path.name}.damaged{n}" for n in ("", *(f"-{n}" for n in range(2, 1000))))
     target = next(each for each in map(path.with_name, names) if not each.exists())
-    try:
+    with naming(path, "cannot set it aside: {}"):
         return path.rename(target)
-    except OSError as error:
-        raise UserError(f"{path}: cannot set it aside: {error.strerror}") from error
 
 
 def _checked(path: Path, config: Config, params: Params) -> dict[str, Any]:
@@ -145,21 +142,21 @@ def initial_weights(source: str, learner: Learner) -> tuple[Params, str]:
     given, stripped = _named_as_here(given, params)
     head = getattr(learner.network, "head_prefix", None)
     begun, anew, dtypes = dict(params), [], set()
-    for name, own in params.items():
+    for name, new in params.items():
         tensor = given.get(name)
-        if tensor is not None and tensor.shape == own.shape:
+        if tensor is not None and tensor.shape == new.shape:
             if not tensor.is_floating_point():
-                there, here = map(checkpoint.form_of, (tensor, own))
+                there, here = map(checkpoint.form_of, (tensor, new))
                 raise UserError(f"{what}: {name} is {there} there, {here} here")
             if not tensor.isfinite().all():
                 raise UserError(f"{what}: {name} is not finite there")
-            begun[name] = tensor.to(own.dtype)
-            if tensor.dtype != own.dtype:
+            begun[name] = tensor.to(new.dtype)
+            if tensor.dtype != new.dtype:
                 dtypes.add(str(tensor.dtype).removeprefix("torch."))
         elif tensor is None or (head and name.partition(".")[2].startswith(head)):
             anew.append(name)
         else:
-            raise UserError(f"{what}: {name} is {list(tensor.shape)} there, {list(own.shape)} here")
+            raise UserError(f"{what}: {name} is {list(tensor.shape)} there, {list(new.shape)} here")
     if len(anew) == len(params):
         raise UserError(
             f"{what}: none of its tensors has a name and shape of these: {in_short(anew)}; there "

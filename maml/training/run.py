@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +22,6 @@ from maml.run.provenance import own_files, warn_of_edits
 from maml.strategies.base import Strategy
 from maml.training.initial import bring_history
 from maml.worker import Share
-
-
-class Companion(Protocol):
-    """A part of a run whose own state is in the checkpoints."""
-
-    def state(self) -> dict[str, Any]:
-        """Return plain containers and tensors."""
-
-    def restore(self, state: dict[str, Any], home: torch.device) -> None:
-        """Restore what `state` returned; an earlier version's may be empty, so begin anew."""
 
 
 class Run:
@@ -61,7 +51,7 @@ class Run:
         self.iteration, self.seconds = 0, 0.0
         self.changing, self._is_whole = threading.RLock(), True
         self.last, self._saved = checkpoint.last_checkpoint(self.dir), -1
-        self._companions: Mapping[str, Companion] = {}
+        self._companions: Mapping[str, Any] = {}
         # The steps since the row before: seconds and, if taken, sums and number of tasks.
         self._since: list[tuple[float, tuple[Tensor, int] | None]] = []
         self._fixed: dict[str, Any] = {
@@ -71,8 +61,11 @@ class Run:
             "config": {name: getattr(config, name) for name in OF_A_CHECKPOINT},
         }
 
-    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Companion]) -> None:
-        """Go on from the checkpoint ``start``, which has the states of the named companions."""
+    def begin(self, start: dict[str, Any] | None, companions: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint ``start``, which has the states of the named companions.
+
+        A companion is a part of the run that has the methods ``state`` and ``restore``.
+        """
         self._companions = companions
         if start is not None:
             for name, tensor in self.params.items():

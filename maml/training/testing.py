@@ -10,17 +10,8 @@ import torch
 
 from maml.config import registry
 from maml.config.presets import changed, published_row
+from maml.evaluation import scores
 from maml.evaluation.best import BestModel
-from maml.evaluation.scores import (
-    after_steps,
-    evaluate,
-    headline,
-    means,
-    no_answers,
-    of_tasks,
-    summary,
-    with_headline,
-)  # fmt: skip
 from maml.params import Params
 from maml.plots.curves import draw_curves
 from maml.run.files import TESTED, read_rows, write_tasks
@@ -54,7 +45,7 @@ class Validations:
     def validate(self, bar: Any, heed_stop: Callable[[], None]) -> None:
         """Validate; call ``heed_stop`` before each round of tasks."""
         run, config = self._run, self._run.config
-        result = evaluate(
+        result = scores.evaluate(
             run.strategy, run.params, "validation", config.eval_tasks, between=heed_stop
         )
         self._offer(result)
@@ -63,7 +54,7 @@ class Validations:
             result |= _after(run.worker, params) | _rates(run.worker, params)
         run.write(result)
         if run.speaks:
-            line = summary(result, config, config.transductive)
+            line = scores.summary(result, config, config.transductive)
             bar.write(f"iteration {run.iteration}: {line}", file=sys.stderr)
 
     def _offer(self, validation: dict[str, Any]) -> None:
@@ -93,8 +84,8 @@ def _after(worker: Worker, params: Params) -> dict[str, Any]:
     if not most:
         return {}
     steps = range(most + 1) if most <= STEPS else (0, most // 2, most)
-    _, scores = after_steps(worker, params, "validation", torch.arange(TASKS), steps)
-    return {"after": dict(zip(map(str, steps), scores.mean(0).tolist(), strict=True))}
+    _, each = scores.after_steps(worker, params, "validation", torch.arange(TASKS), steps)
+    return {"after": dict(zip(map(str, steps), each.mean(0).tolist(), strict=True))}
 
 
 def _rates(worker: Worker, params: Params) -> dict[str, Any]:
@@ -133,25 +124,25 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
             with contextlib.suppress(OSError):
                 (run.dir / TESTED).unlink()
         return result
-    values = of_tasks(
+    values = scores.of_tasks(
         run.strategy, params, "test", config.test_tasks, progress=run.speaks, between=heed_stop
     )
     names = run.worker.evaluation_names
-    scores = means(values, "test", names)
+    averages = scores.means(values, "test", names)
     if run.speaks:
         write_tasks(run.dir, "test", config.seed, names, values.tolist())
         if (images := run.worker.evaluation("test").content()) is not None:
             result["test_images"] = images
-    run.write(scores)
-    run.say(summary(scores, config, config.transductive))
-    run.say(no_answers(scores))
+    run.write(averages)
+    run.say(scores.summary(averages, config, config.transductive))
+    run.say(scores.no_answers(averages))
     # Imported here, because only a test needs scipy.
     from maml.evaluation.intervals import interval
 
-    judged = ("" if config.transductive else "non_transductive_") + headline(names)
+    judged = ("" if config.transductive else "non_transductive_") + scores.headline(names)
     ends = interval(values[:, names.index(judged)].double().numpy(), judged)
     result["interval95"] = ends if all(map(math.isfinite, ends)) else None
-    return result | with_headline(scores, transductive=config.transductive)
+    return result | scores.with_headline(averages, transductive=config.transductive)
 
 
 def draw(run: Run, params: Params, result: dict[str, Any]) -> None:

@@ -115,7 +115,7 @@ def test_what_a_preset_sets_is_not_given(name: str) -> None:
     assert parse([name]) == preset
     assert parse(as_flags(preset)) == preset
     known = registry.data_set(preset.data)
-    few_shot = preset.data if known.episodes and known.examples else "glyphs"
+    few_shot = preset.data if {"episodes", "batches"} <= {*known.tasks} else "glyphs"
     # A function has one way; classification needs several.
     given = [name, "--ways", "5"] if preset.ways == 1 else [name]
     parse([*given, "--data", "miniimagenet", "--network", "conv4-pool", "--learner", "maml"])

@@ -25,7 +25,7 @@ from maml.plots import __main__ as plots
 from maml.processes.program import run_program
 from maml.run import checkpoint
 from maml.run.directory import read_config
-from maml.studies import check_record, compare, record, table
+from maml.studies import compare, record, recorded, table
 from maml.studies.sweeping import file
 from maml.trainer import Trainer
 from tests.runs import last
@@ -125,7 +125,7 @@ def test_no_command_imports_what_only_a_file_names(
         (predict.main, [f"{made}/checkpoints/last.pt", *images]),
         (replay.main, [made]),
         (record.main, [made, "--records", str(tmp_path)]),
-        (check_record.main, [kept]),
+        (recorded.main, [kept]),
         (parse, ["--config", f"{made}/config.yaml"]),
         (parse, [f"--config={kept}", "--seed", "3"]),
         (workers.read, ["--config", made, "--workers", "2"]),
@@ -170,7 +170,7 @@ def test_with_trust_each_command_works(
         (predict.main, [made, *images]),
         (predict.main, [f"{kept}/model.pt", *images]),
         (record.main, [made, "--records", str(tmp_path / "records")]),
-        (check_record.main, [kept]),
+        (recorded.main, [kept]),
         (lambda words: maml.load(*words[:1], trust="--trust" in words) and 0, [made]),
     ]
     for main, words in commands:

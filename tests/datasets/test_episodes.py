@@ -81,7 +81,8 @@ def test_a_task_is_the_same_alone_in_any_order_and_of_any_instance(make):
 # Digests of the first tasks that runs trained on. If they change, no old run can be repeated.
 GOLDEN = {
     ("noise", 5, 5, 15, "train"): "fa2916ad23c0dce1",
-    ("glyphs", 5, 1, 5, "train"): "f84886e4ddf91cca",
+    ("glyphs", 5, 1, 5, "train"): "f84886e4ddf91cca",  # on a new machine: an inexact operation
+    ("glyphs", 20, 5, 15, "test"): "6b4cbe4736b1d5a7",
     ("omniglot", 5, 1, 1, "train"): "a61cbdb782eddf5e",
     ("omniglot", 20, 5, 5, "train"): "1897c54ced720158",
 }
@@ -97,7 +98,9 @@ def test_tasks_never_change(request_, request):
         noise = rng.integers(0, 256, (64, 600, 2, 3, 3), dtype=np.uint8)
         e: Episodes = episodes(noise, classes=range(64), rotate=False, **options)
     else:
-        root = request.getfixturevalue("data_root") if data == "omniglot" else None
+        # Glyphs are drawn anew: a cache would hide a change of the drawing.
+        fixture = {"omniglot": "data_root", "glyphs": "empty_cache"}[data]
+        root = request.getfixturevalue(fixture)
         e = open_episodes(data, data_root=root, **options)
     task = e.tasks(torch.tensor([0, 1, 2, 1000, 2**40]))
     digest = hashlib.blake2b(b"".join(part.numpy().tobytes() for part in task), digest_size=8)

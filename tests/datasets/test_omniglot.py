@@ -11,51 +11,52 @@ import torch
 from PIL import Image
 
 from datasets import DataError, omniglot, open_batches
-from datasets.omniglot import PARTS, SPLITS, class_names, find_part, split_classes
+from datasets.omniglot import PARTS, SPLITS, find_part, split_classes
 from tests.datasets import tiny_omniglot as tiny
 from tests.datasets.tiny_torchvision import Web, md5, write_files
 
 PART = "images_background"
+CHARACTERS = {part: sum(alphabets.values()) for part, alphabets in tiny.PARTS.items()}
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data root of a complete miniature data set, zipped."""
-    monkeypatch.setattr(omniglot, "PARTS", tiny.PARTS)
+    monkeypatch.setattr(omniglot, "PARTS", CHARACTERS)
     for part in tiny.PARTS:
         tiny.write_zip(tmp_path / "data" / "omniglot", part)
     return tmp_path / "data"
 
 
 def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
-    images = omniglot.open_images(root)
-    assert images.shape == (7, 20, 28, 28) and images.dtype == np.uint8
+    images, names = omniglot.open_images(root)
+    assert images.shape == (7, 20, 28, 28) and images.dtype == np.uint8 and names == tiny.NAMES
     assert len(list(empty_cache.glob("omniglot/28x28-*.npy"))) == 1
     with monkeypatch.context() as patch:
         patch.setattr(omniglot, "decode", lambda *_: pytest.fail("decoded again"))
-        assert (omniglot.open_images(root) == images).all()
+        assert (omniglot.open_images(root)[0] == images).all()
         # The same contents elsewhere, packed again, are the same cache.
         for part in tiny.PARTS:
             contents = dict(reversed(tiny.members(part).items()))
             tiny.write_zip(tmp_path / "repacked" / "omniglot", part, contents)
-        assert (omniglot.open_images(tmp_path / "repacked") == images).all()
+        assert (omniglot.open_images(tmp_path / "repacked")[0] == images).all()
     # Folders give the same images. A changed archive gives changed images despite the cache.
     for part in tiny.PARTS:
         write_files(tmp_path / "extracted" / "omniglot", tiny.members(part))
-    assert (omniglot.open_images(tmp_path / "extracted") == images).all()
+    assert (omniglot.open_images(tmp_path / "extracted")[0] == images).all()
     assert len(list(empty_cache.glob("omniglot/*.npy"))) == 2
     contents = tiny.members("images_evaluation")
     changed = next(n for n in contents if n.endswith("0006_20.png"))
     contents[changed] = tiny.png(np.eye(105, dtype=bool))
     tiny.write_zip(root / "omniglot", "images_evaluation", contents)
-    after = omniglot.open_images(root)
+    after, _ = omniglot.open_images(root)
     assert (after[6, 19] != images[6, 19]).any() and (after[:6] == images[:6]).all()
 
 
 def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):
     """MAML's code turns classes in training and at test; MAML++'s code only in training."""
     splits = {"train": [1, 2, 4], "test": [3, 6]}
-    rows_of = lambda name, split: np.array(splits[split]) - (name == "vinyals")  # noqa: E731
+    rows_of = lambda name, split, _: np.array(splits[split]) - (name == "vinyals")  # noqa: E731
     monkeypatch.setattr(omniglot, "split_classes", rows_of)
     for split, rows in splits.items():
         found = omniglot.open_classes(split, data_root=root)
@@ -79,10 +80,11 @@ def test_downloads_what_is_missing_and_keeps_it(root, tmp_path, monkeypatch, emp
     monkeypatch.setattr(Omniglot, "zips_md5", {n[:-4]: md5(data) for n, data in archives.items()})
     mirror = Web(archives, monkeypatch)
     fresh = tmp_path / "fresh"
-    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
+    images, _ = omniglot.open_images(root)
+    assert (omniglot.open_images(fresh)[0] == images).all()
     assert {path.name for path in fresh.rglob("*.zip")} == archives.keys()
     mirror.files.clear()
-    assert (omniglot.open_images(fresh) == omniglot.open_images(root)).all()
+    assert (omniglot.open_images(fresh)[0] == images).all()
     # With the wrong checksum it is discarded, and its folder, too. One line has the ways out.
     mirror.files["images_background.zip"] = b"another"
     ways_out = r"put images_background\.zip .*--data-root .*downloads.*maml-glyphs-"
@@ -103,8 +105,8 @@ def expected(png: bytes) -> np.ndarray:
 
 
 def drawings_in(path: Path) -> np.ndarray:
-    found = np.concatenate(list(find_part(path, tiny.PARTS[PART]).chunks()))
-    return found.reshape(-1, 20, 28, 28)
+    source, _ = find_part(path, CHARACTERS[PART])
+    return np.concatenate(list(source.chunks())).reshape(-1, 20, 28, 28)
 
 
 def test_characters_come_in_class_order_with_their_drawings_in_order(tmp_path):
@@ -122,12 +124,11 @@ def test_characters_come_in_class_order_with_their_drawings_in_order(tmp_path):
 
 
 CHANGES = {
-    "Alpha_(Beta)/character01 has 0 drawings instead of 20;":
-        lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
-    "Klingon/character01 has 1 drawings instead of 0;":
+    "has 2 characters instead of 5;": lambda c: {n: d for n, d in c.items() if "Alpha" not in n},
+    "Klingon/character01 has 1 drawings instead of 20;":
         lambda c: c | {f"{PART}/Klingon/character01/1.png": b""},
     "has 19 drawings instead of 20;": lambda c: dict(list(c.items())[1:]),
-    "loose.png has 1 drawings instead of 0;": lambda c: c | {"loose.png": b""},
+    "loose.png has 1 drawings instead of 20;": lambda c: c | {"loose.png": b""},
 }  # fmt: skip
 
 
@@ -136,10 +137,10 @@ def test_what_is_incomplete_or_damaged_is_named(tmp_path):
         path = tiny.write_zip(tmp_path, PART, change(tiny.members(PART)))
         again = f"^{path}: .*{re.escape(words)} fetch the complete archive again$"
         with pytest.raises(DataError, match=again):
-            find_part(path, tiny.PARTS[PART])
+            find_part(path, CHARACTERS[PART])
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=f"^{path}: not a readable zip archive"):
-        find_part(path, tiny.PARTS[PART])
+        find_part(path, CHARACTERS[PART])
     write_files(tmp_path, tiny.members(PART))
     name = list(tiny.members(PART))[42]
     for content, says in ((b"?", ""), (tiny.png(np.eye(28) > 0), "28x28 pixels instead of 105")):
@@ -155,25 +156,29 @@ def test_what_is_incomplete_or_damaged_is_named(tmp_path):
 GOLDEN = {"maml": "4ccd2b94b43fd042", "mamlpp": "bebe8d1cb300b82a", "vinyals": "9fc23585b56ae90a"}
 
 
-@pytest.mark.parametrize("name", GOLDEN)
-def test_splits_never_change_and_partition_the_classes(name):
-    parts = [split_classes(name, split) for split in SPLITS[name]]
+@pytest.fixture
+def names(data_root: Path) -> list[str]:
+    """The names of all characters, from the published files."""
+    folder = data_root / "omniglot"
+    return [name for part in PARTS for name in find_part(folder / f"{part}.zip", PARTS[part])[1]]
+
+
+@pytest.mark.parametrize("name", ["maml", "mamlpp"])
+def test_splits_never_change_and_partition_the_classes(name, names=("",) * 1623):
+    parts = [split_classes(name, split, names) for split in SPLITS[name]]
     assert [*map(len, parts)] == [*SPLITS[name].values()]
     rows = np.concatenate(parts)
     assert (np.sort(rows) == np.arange(1623)).all()
     assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()[:16] == GOLDEN[name]
     with pytest.raises(DataError, match=r"--omniglot-split lake.*maml, mamlpp, vinyals"):
-        split_classes("lake", "train")
-    both = [split_classes("vinyals", split) for split in ("train", "validation")]
-    assert split_classes("vinyals-trainval", "train").tolist() == np.union1d(*both).tolist()
-    for split in ("validation", "test"):
-        found = split_classes("vinyals-trainval", split)
-        assert found.tolist() == split_classes("vinyals", split).tolist()
+        split_classes("lake", "train", names)
 
 
-def test_the_table_of_alphabets_has_the_published_counts():
-    assert [(len(a), sum(a.values())) for a in PARTS.values()] == [(30, 964), (20, 659)]
-    names = class_names()
-    assert len(names) == len(set(names)) == 1623
+def test_splits_by_alphabets_are_the_published_ones(names):
+    assert len(set(names)) == 1623
     assert names[963:965] == ["Tifinagh/character55", "Angelic/character01"]
-    assert names[:964] == sorted(names[:964]) and names[964:] == sorted(names[964:])
+    test_splits_never_change_and_partition_the_classes("vinyals", names)
+    rows = {s: split_classes("vinyals", s, names).tolist() for s in SPLITS["vinyals"]}
+    rows["train"] = sorted(rows["train"] + rows["validation"])
+    for split, expected in rows.items():
+        assert split_classes("vinyals-trainval", split, names).tolist() == expected

@@ -30,16 +30,14 @@ def test_waves_are_those_of_the_paper_and_drawn_uniformly():
     assert abs(torch.corrcoef(torch.stack([amplitude, phase]))[0, 1]) < 0.03
 
 
-def test_support_is_not_query():
-    together = Sinusoid(split="test", shots=5, queries=5, seed=3).tasks(torch.arange(10))
+def test_support_is_not_query_and_each_has_a_point():
+    def opened(shots, queries):
+        return Sinusoid(split="test", shots=shots, queries=queries, seed=3)
+
+    together, more = (opened(5, queries).tasks(torch.arange(10)) for queries in (5, 50))
     assert not torch.equal(together.support_x, together.query_x)
     assert together.support_x.dtype == torch.float32
-    # More queries leave the support points alone.
-    more = Sinusoid(split="test", shots=5, queries=50, seed=3).tasks(torch.arange(10))
     assert torch.equal(more.support_x, together.support_x)
-
-
-def test_too_few_points_name_the_flag():
-    for counts, flag in (({"shots": 0, "queries": 1}, "shots"), ({"shots": 1, "queries": 0}, "q")):
-        with pytest.raises(DataError, match=f"--{flag}.* 0: must be at least 1"):
-            Sinusoid(split="train", seed=0, **counts)
+    for counts, flag in (((0, 1), "shots"), ((1, 0), "queries")):
+        with pytest.raises(DataError, match=f"--{flag} 0: must be at least 1"):
+            opened(*counts)

@@ -106,15 +106,13 @@ def test_only_a_repository_that_tracks_the_code_is_recorded(
     assert provenance.git_commit() is None
 
 
-def test_a_date_in_config_yaml_is_text(tmp_path: Path) -> None:
-    """A checkpoint could not hold what YAML makes of it."""
+def test_odd_values_are_text(tmp_path: Path) -> None:
+    """A checkpoint could not hold what YAML makes of a date."""
     path, config = tmp_path / "config.yaml", sinusoid()
     write_config(tmp_path, config)
     path.write_text(re.sub("- time: .*", "- time: 2026-11-27 10:00:00", path.read_text()))
     assert write_config(tmp_path, config)[0]["time"] == "2026-11-27 10:00:00"
-
-
-def test_a_name_that_is_not_utf_8_is_kept(tmp_path: Path) -> None:
+    # A name that is not UTF-8 is kept.
     write_json(tmp_path / "result.json", {"init": "caf\udce9"})
     assert read_json(tmp_path / "result.json", {}) == {"init": "caf\udce9"}
 

@@ -7,6 +7,7 @@ launcher dies or may end the other ranks.
 
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -58,6 +59,7 @@ class Fault(NamedTuple):
     code: int = 1  # an exit code that is allowed in addition to 1 and -SIGKILL
     phase: str = ""  # one of `PHASES`, in which rank 0 waits; "": any time in training
     launcher: str = ""  # "torchrun" or "launch/local"; "": each rank is started on its own
+    no_files: bool = False  # no other process may open a file from then on
 
 
 LAUNCHER = -1
@@ -84,6 +86,10 @@ FAULTS = {
     ),
 }
 KILLED = FAULTS["killed"]
+FAULTS |= {
+    "stopped, and no other may open a file": FAULTS["stopped"]._replace(no_files=True),
+    "killed, under torchrun": KILLED._replace(launcher="torchrun"),
+}
 WHILE_DRAWING = KILLED._replace(phase="drawing", cause=r"\) was killed; all work is done$")
 GOES_ON = KILLED._replace(launcher="launch/local", phase="training", cause="training goes on")
 
@@ -121,6 +127,9 @@ def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: fl
         else:
             wait_for_iteration(started[0], run_dir, 10, limit=90)
         pids = [_process(started, fault, rank) for rank in ranks]
+        for one in started:
+            if fault.no_files and one.process.pid not in pids:
+                resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (8, 8))
         if isinstance(fault.by, str):
             marker.touch()
             until(lambda: not marker.exists(), 60, lambda: f"{fault} never happened")
@@ -144,7 +153,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: fl
     return Outcome(seconds, [one.returncode for one in done], said, stderr, pids, state)
 
 
-SAID = r"(?<!Fatal Python )error: |was killed"
+SAID = r"^(?! *traceback : ).*((?<!Fatal Python )error: |was killed)"
 """What tells of a loss. torchrun's report of what it was told repeats such a line: not here."""
 
 

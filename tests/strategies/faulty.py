@@ -20,8 +20,8 @@ from maml.processes.program import run_program
 PHASES = {
     "start": ("maml.training.setup", "build_strategy"),
     "training": ("maml.trainer", "Trainer._step"),
-    "validation": ("maml.training.testing", "evaluate"),
-    "test": ("maml.training.testing", "of_tasks"),
+    "validation": ("maml.training.testing", "Validations.validate"),
+    "test": ("maml.training.testing", "test"),
     "tested": ("maml.run.directory", "write_json"),
     "drawing": ("maml.training.testing", "draw_curves"),
     "parting": ("maml.strategies.base", "Strategy._part"),

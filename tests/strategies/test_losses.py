@@ -2,8 +2,8 @@
 
 import os
 import re
-import resource
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,13 @@ from tests.strategies.faults import (
     WHILE_DRAWING,
     Fault,
     Ranks,
-    inject,
     wait_for_iteration,
 )
+from tests.strategies.record_of_faults import RECORD, every, inject
 
+pytestmark = pytest.mark.fault
+
+Cases = Sequence[tuple[object, ...]]
 SILENT_S = 15
 """The runs' --timeout. A healthy rank's first gradient takes seconds on a busy machine."""
 
@@ -43,6 +46,7 @@ QUICK = (
     ("param-server sync", "cannot watch", 2),
     ("param-server collective", "killed", (0, 1)),
     ("rpc chunk", "stopped", (0, 2)),
+    ("param-server collective", "stopped, and no other may open a file", 0),
 )
 SLOW = (
     ("rpc exclusive", "failed", 2),
@@ -65,14 +69,17 @@ SLOW = (
     *((s, "exits", 2) for s in ("allreduce", "param-server sync", "param-server collective")),
     *((strategy, "killed", two) for strategy in ALL for two in ((0, 1), (0, 2), (1, 2))),
     *((strategy, "stopped", two) for strategy in STRATEGIES for two in ((0, 1), (1, 2))),
+    *((s, "killed, under torchrun", (0, 1)) for s in ("rpc exclusive", "allreduce")),
 )
 
 
-def _slow(*cases: tuple[object, ...]) -> list[Any]:
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+def _cases(quick: Cases, slow: Cases, of_record: Cases = ()) -> list[Any]:
+    """Return a test's cases. Those of a record alone are there if one is written."""
+    more = [case for case in of_record if RECORD and case not in (*quick, *slow)]
+    return [*quick, *(pytest.param(*case, marks=pytest.mark.slow) for case in (*slow, *more))]
 
 
-@pytest.mark.parametrize(("strategy", "fault", "ranks"), [*QUICK, *_slow(*SLOW)])
+@pytest.mark.parametrize(("strategy", "fault", "ranks"), _cases(QUICK, SLOW, every()))
 def test_a_lost_process_ends_the_run(
     tmp_path: Path, strategy: str, fault: str, ranks: Ranks
 ) -> None:
@@ -85,16 +92,17 @@ def test_a_lost_process_ends_the_run(
 
 @pytest.mark.parametrize(
     ("strategy", "phase"),
-    [
-        ("allreduce", "tested"),
-        *_slow(
+    _cases(
+        [("allreduce", "tested")],
+        [
             *(("allreduce", phase) for phase in ("validation", "test", "drawing")),
             *(("rpc chunk", phase) for phase in ("test", "tested", "drawing")),
             *(("param-server collective", phase) for phase in ("test", "tested")),
             ("param-server backup", "tested"),
             *((strategy, "parting") for strategy in ("rpc exclusive", "allreduce")),
-        ),
-    ],
+        ],
+        [(strategy, "tested") for strategy in ALL],
+    ),
 )
 def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase: str) -> None:
     state = "finished" if phase in ("drawing", "parting") else "failed"
@@ -103,16 +111,22 @@ def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase:
 
 @pytest.mark.parametrize(
     ("strategy", "launcher", "phase"),
-    [
-        ("rpc exclusive", "torchrun", ""),
-        ("param-server sync", "launch/local", ""),
-        ("allreduce", "torchrun", "start"),
-        *_slow(
+    _cases(
+        [
+            ("rpc exclusive", "torchrun", ""),
+            ("param-server sync", "launch/local", ""),
+            ("allreduce", "torchrun", "start"),
+        ],
+        [
             *((strategy, "torchrun", "") for strategy in ALL if strategy != "rpc exclusive"),
             *((strategy, "launch/local", "") for strategy in ("rpc chunk", "allreduce")),
             ("rpc chunk", "launch/local", "start"),
-        ),
-    ],
+        ],
+        [
+            *((strategy, "launch/local", "") for strategy in ALL),
+            ("rpc exclusive", "torchrun", "start"),
+        ],
+    ),
 )
 def test_a_killed_launcher_is_named(
     tmp_path: Path, strategy: str, launcher: str, phase: str
@@ -131,13 +145,13 @@ def test_a_killed_launcher_is_named(
 
 @pytest.mark.parametrize(
     ("strategy", "rank"),
-    [
-        ("rpc chunk", 2),
-        *_slow(
+    _cases(
+        [("rpc chunk", 2)],
+        [
             *((strategy, 2) for strategy in ALL if strategy != "rpc chunk"),
             *((strategy, LAUNCHER) for strategy in ("rpc exclusive", "allreduce", "observers")),
-        ),
-    ],
+        ],
+    ),
 )
 def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> None:
     """A worker or the launcher is killed while rank 0 draws: a line says so, and it draws on."""
@@ -154,13 +168,11 @@ def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> 
 
 @pytest.mark.parametrize(
     ("strategy", "fault"),
-    [
-        ("param-server backup", GOES_ON),
+    _cases(
+        [("param-server backup", GOES_ON)],
         # While rank 0 draws, all work is done: every strategy can lose a worker.
-        *_slow(
-            ("observers", GOES_ON), ("allreduce", WHILE_DRAWING._replace(launcher="launch/local"))
-        ),
-    ],
+        [("observers", GOES_ON), ("allreduce", WHILE_DRAWING._replace(launcher="launch/local"))],
+    ),
 )
 def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fault: Fault) -> None:
     """Under launch/local one rank is killed: the run comes to its end and does not fail."""
@@ -191,9 +203,11 @@ def _check_end(
     for rank, pid in zip(ranks, done.pids, strict=True):
         assert re.search(rf"rank {rank} \(host [^)]*, pid {pid}\)", line), line
     assert re.search(fault.cause, line)
-    # Only the traceback of an error in the program may be shown.
+    # Only the traceback of an error in the program may be shown, and torchrun's.
     tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
-    assert all(re.match("ValueError: |SystemExit: ", told) for told in tracebacks), done.stderr
+    assert all(re.match("ValueError: |SystemExit: |torch.distr", told) for told in tracebacks), (
+        done.stderr
+    )
     # Torch's frames about a store that died with rank 0 may not be shown either.
     assert "TCPStore.cpp" not in done.stderr, done.stderr
     assert done.state in (state, "lost" if 0 in ranks else state)
@@ -228,20 +242,3 @@ def test_a_signal_to_a_worker_stops_all(
     of_workers = 128 + number if strategy == "allreduce" else 0  # all its ranks drive
     assert [rank.returncode for rank in done] == [128 + number, of_workers, of_workers]
     assert last(tmp_path)["iteration"] >= metrics(tmp_path)[-1]["iteration"]
-
-
-def test_without_free_files_the_others_are_watched(tmp_path: Path) -> None:
-    args = [*SINUSOID, *STRATEGIES["param-server collective"], "--timeout", str(SILENT_S)]
-    ranks = start_ranks(3, [*args, "--run-dir", str(tmp_path)])
-    try:
-        wait_for_iteration(ranks[0], tmp_path, 10, limit=90)
-        for one in ranks[1:]:
-            resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (8, 8))
-        ranks[0].process.send_signal(signal.SIGSTOP)
-    finally:
-        done = [launched.wait(SILENT_S + DEATH_S, expect=None) for launched in ranks]
-    assert [rank.returncode for rank in done] == [-signal.SIGKILL, 1, 1]
-    said = "".join(one.stderr for one in done)
-    (line,) = (line for line in said.splitlines() if "error: " in line)
-    assert re.search(r"error: rank 0 \(.*\) is stopped by a signal: silent for \d+ s", line)
-    assert "Traceback" not in said

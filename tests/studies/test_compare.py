@@ -11,9 +11,10 @@ import pytest
 from scipy import stats
 
 from maml.errors import UserError
+from maml.evaluation import intervals
 from maml.run import directory, reading
 from maml.run.files import write_tasks
-from maml.studies import arms, compare, statistics
+from maml.studies import arms, compare
 from maml.studies.sweeping import file
 from maml.studies.sweeping.sweep import Sweep
 from tests.runs import glyphs
@@ -54,7 +55,7 @@ def test_a_report_says_what_the_statistics_say(
     first, second = (arms.read(side, None) for side in sides)
     a, b = arms.paired(second, first)
     assert a.shape == (3, 60)
-    found = statistics.difference(a, b)
+    found = intervals.difference(a, b)
     row = next(
         line for line in said.splitlines() if line.startswith(f"| {sides[1]}") and "+" in line
     )

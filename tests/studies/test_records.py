@@ -26,7 +26,7 @@ from maml.learners import build_learner
 from maml.run import checkpoint, directory
 from maml.run.files import read_tasks
 from maml.run.provenance import digest_of
-from maml.studies import check_record, record, recorded, table
+from maml.studies import record, recorded, table
 from maml.trainer import Trainer
 from tests.launching import REPO
 from tests.metagradient.peer import oracle
@@ -64,7 +64,7 @@ def test_what_was_kept_scores_what_it_says(
 ) -> None:
     texts = [path.read_text() for path in kept.iterdir() if path.suffix not in (".pt", ".png")]
     assert not any(place in text for text in texts for place in (str(run_dir), str(REPO)))
-    assert check_record.main([str(kept), "--tasks", "10"]) == 0
+    assert recorded.main([str(kept), "--tasks", "10"]) == 0
     assert "6 tasks score what it says" in capsys.readouterr().out
     (row,) = [
         line for line in table.table(kept.parents[1], "bare").splitlines() if " with " in line
@@ -93,7 +93,7 @@ def test_a_record_is_a_model_to_adapt(tmp_path: Path, capsys: pytest.CaptureFixt
     config = glyphs(test_tasks=6, run_dir=str(run_dir), iterations=3, eval_every=2)
     assert Trainer(with_values(config, test_model="best")).run() == 0
     kept = record.write(run_dir, tmp_path / "records")
-    assert check_record.main([str(kept), "--tasks", "6"]) == 0
+    assert recorded.main([str(kept), "--tasks", "6"]) == 0
     assert "6 tasks score what it says" in capsys.readouterr().out
     # In float32 other threads would give other bits.
     assert recorded.read(kept).made["command"].endswith(" --threads 1")
@@ -141,10 +141,10 @@ def test_a_file_of_a_user_s_own_is_known_by_its_digest(
     for use in uses:
         use()
     assert "has changed" not in capsys.readouterr().err
-    assert check_record.main([str(kept), "--trust"]) == 0
+    assert recorded.main([str(kept), "--trust"]) == 0
     assert said not in capsys.readouterr().out
     mine.write_text(f"{mine.read_text()}\n# other\n")
-    assert check_record.main([str(kept), "--trust"]) == 0
+    assert recorded.main([str(kept), "--trust"]) == 0
     assert f"{said} it was recorded" in capsys.readouterr().out
     for use in uses:
         use()
@@ -263,7 +263,7 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
         if content is None:
             (kept / name).unlink()
         try:
-            wrong = check_record.main([str(kept), "--tasks", "3"])
+            wrong = recorded.main([str(kept), "--tasks", "3"])
             assert wrong == 1 and said in capsys.readouterr().out, (name, said)
         except UserError as error:
             assert said in str(error)
@@ -272,18 +272,18 @@ def test_an_edited_record_is_found(kept: Path, capsys: pytest.CaptureFixture[str
             with pytest.raises(UserError, match=r"result\.json|record\.json|test_tasks\.csv"):
                 table.table(kept.parents[1])
         (kept / name).write_bytes(whole[name])
-    assert check_record.main([str(kept), "--tasks", "3"]) == 0
+    assert recorded.main([str(kept), "--tasks", "3"]) == 0
     # Another model, with its digest written into the record.
     params = torch.load(kept / "model.pt", weights_only=True)
     torch.save({name: tensor * 1.1 for name, tensor in params.items()}, kept / "model.pt")
     made |= {"model_sha256": digest_of(kept / "model.pt")}
     (kept / "record.json").write_text(json.dumps(made))
-    assert check_record.main([str(kept), "--tasks", "6"]) == 1
+    assert recorded.main([str(kept), "--tasks", "6"]) == 1
     assert "tasks differ; the first is task 0: loss was" in capsys.readouterr().out
     # A task without a score always counts as different.
     scores = read_tasks(kept / "test_tasks.csv")
     first = next(iter(scores))
-    assert "1 of 6 tasks differ" in check_record.differing(
+    assert "1 of 6 tasks differ" in recorded.differing(
         {**scores, first: {**scores[first], "accuracy": math.nan}}, scores
     )
     # The same run is not two seeds.
@@ -320,7 +320,7 @@ def test_a_record_that_is_judged_otherwise(tmp_path: Path) -> None:
     kept = record.write(tmp_path / "run", tmp_path / "records")
     (row,) = table.table(tmp_path / "records", "run", "bare").splitlines()[2:]
     assert "`reinforce-cartpole with --" in row and "(return)" in row
-    assert check_record.main([str(kept)]) == 0
+    assert recorded.main([str(kept)]) == 0
     # An ensemble is judged as its models are.
     train(sinusoid(eval_every=1, checkpoint_every=1, test_tasks=4), tmp_path / "sinusoid")
     kept = record.write(tmp_path / "sinusoid", tmp_path / "others", ensemble=2)
@@ -359,7 +359,7 @@ def test_what_is_refused(run_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^--records {place}: File exists"):
         record.main([str(run_dir), "--records", str(place)])
     with pytest.raises(UserError, match="no record there"):
-        check_record.main([str(copy / "checkpoints")])
+        recorded.main([str(copy / "checkpoints")])
     # A folder with a record's name is still no record.
     copy.rename(tmp_path / "seed-0")
     for folder in (tmp_path, tmp_path / "seed-0", tmp_path / "nowhere"):

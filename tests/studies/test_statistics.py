@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from maml.evaluation import intervals as statistics
 from maml.evaluation.intervals import interval, is_skewed, p_of_zero
 from maml.run import reading
-from maml.studies import statistics
 from maml.studies.arms import other_tasks
 from maml.studies.recorded import RECORDS
 

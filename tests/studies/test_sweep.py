@@ -19,9 +19,9 @@ from maml.errors import UserError
 from maml.run import directory
 from maml.studies import arms
 from maml.studies import sweep as command
+from maml.studies.sweep import share, value_of_run
 from maml.studies.sweeping import file, sweep
 from maml.studies.sweeping.sweep import FAILED, FINISHED, WAITING, Sweep, Trial
-from maml.studies.sweeping.worker import share, value_of_run
 from tests.launching import REPO, Launched, start, until
 from tests.runs import glyphs
 from tests.studies import sweeps

@@ -75,7 +75,7 @@ DRAWN = {
 
 
 def test_a_grid_s_range_may_be_wide(tmp_path: Path) -> None:
-    """Its points are made one by one, the last parameter fastest."""
+    """Its points are made one by one, the last parameter fastest. Equal values are one."""
     parameters = {"order": {"values": ["first", "second"]}, "seed": {"min": -1, "max": 10**12}}
     described = file.read(written(tmp_path, parameters=parameters))
     points = itertools.islice(described.grid(), 3)
@@ -83,9 +83,6 @@ def test_a_grid_s_range_may_be_wide(tmp_path: Path) -> None:
         ("first", -1), ("first", 0), ("first", 1),
     ]  # fmt: skip
     assert described.size == 2 * (10**12 + 2)
-
-
-def test_equal_values_are_one(tmp_path: Path) -> None:
     parameters = {"inner_lr": {"values": [1, 1.0, 2]}}
     assert file.read(written(tmp_path, parameters=parameters)).size == 2
 

@@ -87,12 +87,12 @@ class Observers(OverRpc):
                 call.add_done_callback(lambda call, rank=rank: self.events.put((rank, call)))
             except RuntimeError:
                 self.gone.add(rank)
-        found = self._gather(problem.params(problem.start, 0), set(parts))
+        played = self._gather(problem.params(problem.start, 0), set(parts))
         # In the order of ids, not of arrival, so that a repeated run has the same bits.
-        ranks = [rank for rank in parts if rank in found]
+        ranks = [rank for rank in parts if rank in played]
         self._played = torch.cat([parts[rank] for rank in ranks])
         self._counts["missed_tasks"] += len(ids) - len(self._played)
-        joined = pytree.tree_map(lambda *parts: torch.cat(parts), *(found[rank] for rank in ranks))
+        joined = pytree.tree_map(lambda *parts: torch.cat(parts), *(played[rank] for rank in ranks))
         made = Batch(phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
@@ -100,11 +100,11 @@ class Observers(OverRpc):
         """Answer requests until all have played; return the trajectories by rank, without lost
         observers.
         """
-        clock, found = self.liveness.clock, dict[int, Trajectory]()
+        clock, played = self.liveness.clock, dict[int, Trajectory]()
         batched, began = self.config.batched_inference == "true", clock.now()
         # Longer than `Liveness` waits before it gives a silent observer up.
         deadline = began + 2 * self.config.timeout
-        while missing := playing - found.keys() - self.gone:
+        while missing := playing - played.keys() - self.gone:
             now = clock.now()
             complete = missing <= self._asked.keys() if batched else bool(self._asked)
             due = self._since + self.config.batch_wait - now if self._asked else math.inf
@@ -121,17 +121,17 @@ class Observers(OverRpc):
                     self._since = self._since if self._asked else clock.now()
                     self._asked[rank] = event
                 elif rank in missing:
-                    found[rank], waits = event.value()
+                    played[rank], waits = event.value()
                     self._waits.append(waits)
-                    self.wire_bytes += sum(part.nbytes for part in found[rank])
+                    self.wire_bytes += sum(part.nbytes for part in played[rank])
             except queue.Empty:
                 pass
             except Exception:  # a failed observer is lost
                 self.gone.add(rank)
-        if not found:
+        if not played:
             raise self.liveness.explain(RuntimeError("no observer is left"))
         self._acting += clock.now() - began
-        return found
+        return played
 
     def _act(self, policy: Params) -> None:
         """Answer the requests ``[n, O + D]`` (observations, draws) of a batch."""

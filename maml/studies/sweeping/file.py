@@ -18,6 +18,7 @@ from optuna.distributions import (
 
 from datasets.whole import regular
 from maml.errors import UserError
+from maml.run.files import naming
 
 METHODS = ("grid", "random", "bayes")
 IGNORED = (
@@ -93,9 +94,8 @@ def read(path: Path, *, trust: bool = False) -> SweepFile:
     """Read a sweep's file; a UserError names the wrong entry."""
     try:
         # Not a pipe: the file is read again when it is copied.
-        return _read(path, yaml.safe_load(regular(path).read_text(encoding="utf-8")), trust)
-    except OSError as error:
-        raise UserError(f"{path}: cannot read: {error.strerror}") from error
+        with naming(path, "cannot read: {}"):
+            return _read(path, yaml.safe_load(regular(path).read_text(encoding="utf-8")), trust)
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     except (ValueError, TypeError, ArithmeticError) as error:

@@ -26,13 +26,13 @@ def write(sweep: Sweep) -> Path:
     ended = [trial for trial in sweep.trials() if trial.record.value is not None]
     if not ended:
         raise UserError(f"--report: no trial in {sweep.folder} has a metric yet")
-    found: dict[str, list[Trial]] = {}
+    of_setting: dict[str, list[Trial]] = {}
     names = [name for name in sweep.file.varied if name != "seed"]
     for trial in ended:
-        found.setdefault(setting_of(trial.record.params, names), []).append(trial)
+        of_setting.setdefault(setting_of(trial.record.params, names), []).append(trial)
     upwards = sweep.file.goal == "maximize"
-    order = sorted(found, key=lambda name: fmean(_values(found[name])), reverse=upwards)
-    settings = {name: found[name] for name in order}
+    order = sorted(of_setting, key=lambda name: fmean(_values(of_setting[name])), reverse=upwards)
+    settings = {name: of_setting[name] for name in order}
     parts = [
         _head(sweep),
         _settings(sweep.file.metric, settings),

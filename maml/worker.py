@@ -205,7 +205,7 @@ class Worker:
         learner = self.learner
         self.compiled = compiled.choose(
             self.config, self.device, in_torch=self._in_torch,
-            batched=learner.batching == "vmap", draws=learner.draws,
+            batched=learner.batching == "vmap", draws=learner.draws, reads=[learner.network],
         )  # fmt: skip
         for size in sizes if self.compiled is not None else ():
             tasks = self.training_tasks(torch.arange(size))

@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.locks import Lock
@@ -30,12 +30,10 @@ from datasets.paths import cache_root
 from maml.config import Config
 from maml.execution.outside import Reached
 from maml.execution.recorded import RECORDED, TOLERANCE, Form, Tensors, compare, record
+from maml.execution.trial import Trial
 
 Stage = Callable[[Any, Tensors], Any]
 """``(run(*inputs) → outputs, example inputs) → a faster run``."""
-Reads = Callable[[Iterable[Tensor]], Reached]
-"""Returns what a function reaches now, but for the numbers of some tensors."""
-
 SHAPES = 4
 """Compile at most this many shapes of inputs, or states of what is read from outside."""
 LIMIT_S = 900.0
@@ -47,6 +45,7 @@ FIRST_S = 5.0
 SECONDS_A_NODE = 0.025
 """About the time that inductor takes for a recorded operation."""
 DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
+UNSEEN = "the network or the loss reads what may change unseen, as a large array or an open file"
 KEEPS = "the network or the loss keeps what it computes, and compiled code would not"
 
 
@@ -61,8 +60,9 @@ class Compiled:
         self,
         stage: Stage,
         speaks: bool = True,
-        reads: Reads | None = None,
         *,
+        reads: Sequence[Any] = (),
+        apart: Iterable[Tensor] = (),
         waits: bool = True,
         name: str = "--compile",
     ) -> None:
@@ -71,13 +71,14 @@ class Compiled:
         Args:
             stage: Generates code.
             speaks: Whether to report progress on stderr.
-            reads: What the function reads; None if it reads nothing from outside.
+            reads: What the function's code is reached from, as a network and a loss.
+            apart: Tensors in reach that are inputs.
             waits: Whether the first call of a shape waits for its code. Otherwise a thread
                 compiles as soon as plain calls have taken as long as this will take.
             name: What the lines on stderr begin with.
         """
         self._stage, self._speaks, self._name, self._waits = stage, speaks, name, waits
-        self._reads = reads or (lambda apart: Reached())
+        self._roots, self._apart = (*reads,), (*apart,)
         self._lock = threading.Lock()
         self._entries: dict[Any, _Entry] = {}
         self._made = 0
@@ -143,19 +144,21 @@ class Compiled:
             except Exception:  # the plain call raises it again, unless it is of these inputs alone
                 entry.closed = True
                 return
-            if self._speaks:
+            if self._speaks and self._waits:
                 shape = list(inputs[-1].shape)
                 self._say(f"compiling for tasks of {shape} targets; it may take minutes once")
             try:
                 if keeps:
                     raise RuntimeError(KEEPS)
-                with _quietly(), torch.no_grad():
+                if not self._reached(()).sees_all:
+                    raise RuntimeError(UNSEEN)
+                with _quietly(), torch.no_grad(), Trial(*self._roots):
                     entry.form = record(records, inputs, structure)
                     compare(entry.form.flat(entry.others), entry.expected, RECORDED)
             except Exception as error:
                 self._give_up(error)
                 return
-            entry.reached = self._reads((*inputs, *entry.form.constants))
+            entry.reached = self._reached((*inputs, *entry.form.constants))
             entry.due += SECONDS_A_NODE * entry.form.n_nodes
         if self._waits:
             with _quietly():
@@ -177,12 +180,17 @@ class Compiled:
 
     def _called(self, function: Callable[..., Any], inputs: Tensors, args: Any) -> tuple[Any, bool]:
         """Return the function's result, and whether each call writes what it reaches."""
-        for _ in range(2):  # the first call may fill a cache
-            reached = self._reads(inputs)
-            found = function(*args)
-            if reached.is_same():
-                break
-        return found, not (reached.is_same() and reached.is_whole)
+        with Trial(*self._roots):
+            for _ in range(2):  # the first call may fill a cache
+                reached = self._reached(inputs)
+                found = function(*args)
+                keeps = not reached.is_same()
+                if not keeps:
+                    break
+            return found, keeps
+
+    def _reached(self, inputs: Tensors) -> Reached:
+        return Reached(*self._roots, without=(*self._apart, *inputs))
 
     def _generate(self, entry: "_Entry", form: Form) -> None:
         began = time.perf_counter()
@@ -203,7 +211,7 @@ class Compiled:
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
         first, *_ = (str(error).strip() or type(error).__name__).splitlines()
-        self._say(f"{first[:200]}; computing without", warns=True)
+        self._say(f"{first[:200]}; computing without", warns=self._waits)
 
     def _say(self, line: str, *, warns: bool = False) -> None:
         print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
@@ -294,12 +302,13 @@ def choose(
     in_torch: bool,
     batched: bool = True,
     draws: bool = False,
+    reads: Sequence[nn.Module] = (),
 ) -> Compiled | None:
     """Return what compiles the meta-gradients under ``--compile``, or None to compile nothing.
 
     ``in_torch``: they consist only of torch's operations. ``batched``: all tasks are computed at
     once; one by one, convolutions gain nothing from compilation. ``draws``: the learner draws
-    random numbers; compiled code would ignore their address.
+    random numbers; compiled code would ignore their address. ``reads``: see `Compiled`.
     """
     speaks = os.environ.get("RANK", "0") == "0"
     if draws:
@@ -310,7 +319,8 @@ def choose(
     long = many and batched and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
-    return Compiled(inductor, speaks=speaks)
+    apart = [parameter for part in reads for parameter in part.parameters()]
+    return Compiled(inductor, speaks=speaks, reads=reads, apart=apart)
 
 
 @contextlib.contextmanager

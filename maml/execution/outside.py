@@ -14,8 +14,9 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeAlias
 
+import numpy as np
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -27,6 +28,9 @@ HOLDERS = {"types", "functools", "argparse", "maml.library.around"}
 """The Python modules of those objects of libraries that hold what a user gave them."""
 OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
 """Ends of the names of instructions that look up a global. ``co_names`` has attributes, too."""
+Held: TypeAlias = dict[Any, Any] | list[Any] | int | bytes
+MOST_BYTES = 4096
+"""Look at the numbers in an array of numpy up to this size."""
 MOST = 20_000
 """Look at no more values than this: a data set may be in reach, too."""
 
@@ -39,12 +43,13 @@ class Reached:
             address of an old one.
         is_whole: False if a call may write what `put_back` would miss: there is an object that
             cannot be copied, as a lock or an open file, or there are more than `MOST` values.
+        sees_all: False if a value may change and `is_same` would miss it, as in a large array.
     """
 
     def __init__(self, *roots: Any, without: Iterable[nn.Module | Tensor] = ()) -> None:
         """Look from ``roots`` on; not into modules ``without``, nor at such tensors' numbers."""
         self.values: list[Any] = []
-        self.is_whole = True
+        self.is_whole = self.sees_all = True
         self._held: list[tuple[Any, Any]] = []
         self._glance: _Glance | None = None
         seen = set(map(id, without))
@@ -57,11 +62,13 @@ class Reached:
             self.values.append(value)
             if (held := _held(value)) is not None:
                 self._held.append((value, held))
-                if not isinstance(held, int):
+                if isinstance(held, dict | list):
                     waiting += held.values() if isinstance(held, dict) else held
             waiting += (more := list(_leads_to(value)))
+            self.sees_all &= held is not None or not isinstance(value, np.ndarray)
             self.is_whole &= held is not None or bool(more) or _can_be_copied(value)
         self.is_whole &= not waiting
+        self.sees_all &= self.is_whole
 
     def is_same(self) -> bool:
         """Return whether nothing was written since."""
@@ -85,6 +92,8 @@ class Reached:
                 _put_names_back(value, held)
             elif isinstance(value, list):
                 value[:] = held
+            elif isinstance(held, bytes):
+                value[...] = np.frombuffer(held, value.dtype).reshape(value.shape)
             elif isinstance(value, deque | set):
                 value.clear()
                 (value.extend if isinstance(value, deque) else value.update)(held)
@@ -115,10 +124,12 @@ def outside_of(owner: nn.Module, *functions: Any) -> Reached:
     return Reached(*roots, without=parts)
 
 
-def _held(value: Any) -> dict[Any, Any] | list[Any] | int | None:
-    """Return what a value holds, by name or in order, of a tensor its version; None: nothing."""
+def _held(value: Any) -> Held | None:
+    """Return what a value holds, by name or in order; of a tensor its version; None: nothing."""
     if isinstance(value, Tensor):
         return 0 if value.is_inference() else value._version
+    if isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
+        return value.tobytes()
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, list | tuple | set | frozenset | deque):
@@ -145,12 +156,14 @@ class _Glance(NamedTuple):
     Attributes:
         empty: Containers that were empty.
         tensors, versions: Tensors, and how often each was written.
+        arrays: Arrays of numpy, and their numbers.
         looks: Functions that list the objects that others hold, and their ids.
     """
 
     empty: list[Any]
     tensors: list[Tensor]
     versions: list[int]
+    arrays: list[tuple[Any, bytes]]
     looks: list[tuple[Callable[[], Iterable[Any]], list[int]]]
 
     @classmethod
@@ -159,16 +172,19 @@ class _Glance(NamedTuple):
         empty = [v for v, _ in held if isinstance(v, dict | list | set | deque) and not v]
         tensors = [v for v, _ in held if isinstance(v, Tensor) and not v.is_inference()]
         others = [(v, of) for v, of in held if not isinstance(v, tuple | frozenset | Tensor)]
-        looks = [_look(v, of) for v, of in others if not any(v is one for one in empty)]
+        arrays = [(v, of) for v, of in others if isinstance(of, bytes)]
+        unlike = {id(v) for v in (*empty, *(array for array, _ in arrays))}
+        looks = [_look(v, of) for v, of in others if id(v) not in unlike]
         ids = [[*map(id, look())] for look in looks]
         versions = [tensor._version for tensor in tensors]
-        return cls(empty, tensors, versions, [*zip(looks, ids, strict=True)])
+        return cls(empty, tensors, versions, arrays, [*zip(looks, ids, strict=True)])
 
     def is_same(self) -> bool:
         """Return whether nothing differs at a glance."""
         return (
             not any(self.empty)
             and [tensor._version for tensor in self.tensors] == self.versions
+            and all(array.tobytes() == held for array, held in self.arrays)
             and all([*map(id, look())] == ids for look, ids in self.looks)
         )
 
@@ -210,7 +226,7 @@ def _leads_to(value: Any) -> Iterator[Any]:
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    if isinstance(before, int):
+    if isinstance(before, int | bytes):
         return bool(before == now)
     if len(before) != len(now):
         return False

@@ -1,15 +1,17 @@
 """Call a meta-learner's compiled meta-gradient, with as little around it as possible."""
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datasets.tasks import Task
-from maml.execution.compiled import Compiled, Program, inductor
-from maml.execution.outside import Reached
+from maml.execution.compiled import KEEPS, Compiled, Program, inductor
 from maml.learners import Learner
+from maml.metagradient.batching import Found as Way
+from maml.metagradient.differentiate import OuterGradient
 from maml.params import Params
 
 Asked = Literal["auto", True, False]
@@ -45,6 +47,7 @@ class Compiling:
         self._asked = asked
         self._compiled: Compiled | None = None
         self._ready: dict[Any, _Ready] = {}
+        self._told = False
 
     def __deepcopy__(self, memo: Any) -> Self:
         return type(self)(self._asked)
@@ -52,51 +55,68 @@ class Compiling:
     def __reduce__(self) -> Any:
         return type(self), (self._asked,)
 
-    def caller(self, learner: Learner, params: Params) -> Callable[..., Any] | None:
-        """Return what calls a function of parameters and tasks that are batched; None: nobody."""
-        device = next(iter(params.values())).device
-        if not self._asked or (self._asked == "auto" and device.type != "cpu"):
-            return None
-        if learner.config.inner_batch is not None:  # the order of mini-batches is drawn
-            return None
+    def may(self, learner: Learner, found: Way) -> bool:
+        """Return whether meta-gradients of a batch may be compiled; say so if it was asked for."""
+        if not self._asked:
+            return False
+        reason = None
+        if found.draws or learner.config.inner_batch is not None:
+            reason = "random numbers are drawn, which compiled code would not draw by their address"
+        elif found.shares:
+            reason = KEEPS
+        elif learner.any_ways:
+            reason = "the tasks may have any number of classes"
+        elif found.batching == "tasks" and not found.heavy:
+            reason = "torch.func.vmap cannot batch the tasks"
+        elif self._asked == "auto" and any(p.device.type != "cpu" for p in learner.parameters()):
+            reason = "only asked for on a CPU"
+        if reason is not None and self._asked is True and not self._told:
+            print(f"warning: compile: {reason}; computing without", file=sys.stderr, flush=True)
+            self._told = True
+        return reason is None
+
+    def gradient(
+        self,
+        learner: Learner,
+        params: Params,
+        tasks: Task,
+        plainly: Callable[..., OuterGradient],
+        together: Callable[..., OuterGradient],
+    ) -> OuterGradient:
+        """Return the meta-gradient of a batch of tasks, by its code if there is any by now.
+
+        ``plainly`` computes it, and ``together`` does so for all tasks at once, to be recorded.
+        Both take the parameters and tasks.
+        """
         if self._compiled is None:
-
-            def reads(apart: Iterable[Tensor]) -> Reached:
-                without = (*learner.network.parameters(), *apart)
-                return Reached(learner.network, learner.criterion, without=without)
-
             self._compiled = Compiled(
-                inductor, reads=reads, waits=self._asked is True, name="compile"
-            )
-        return self._compiled
+                inductor, reads=(learner.network, learner.criterion),
+                apart=learner.network.parameters(), waits=self._asked is True, name="compile",
+            )  # fmt: skip
+        form = _form(learner, tasks)
+        found: OuterGradient = self._compiled(plainly, params, tasks, records=together, of=form)
+        program = self._compiled.program(form, params, tasks)
+        every = [*learner.meta_parameters().values()]
+        # Complex parameters are here as views.
+        if program is not None and form is not None and all(p.is_leaf for p in every):
+            self._ready.setdefault(form, _Ready(program, every, _kinds(every)))
+        return found
 
-    def remember(self, owner: nn.Module, learner: Learner, tasks: Any, params: Params) -> None:
-        """Let `quickly` compute further tasks of the form of ``tasks``, if there is code for it."""
-        form = _form(owner, tasks)
-        if self._compiled is None or form is None or form in self._ready:
-            return
-        program = self._compiled.program(learner.metric_names, params, Task(*tasks))
-        if program is not None:
-            every = [*learner.meta_parameters().values()]
-            self._ready[form] = _Ready(program, every, _kinds(every))
-
-    def quickly(self, owner: nn.Module, tasks: Any) -> Found | None:
+    def quickly(self, learner: Learner, tasks: Any) -> Found | None:
         """Return what compiled code finds of tasks; None if they need the long way."""
-        if not self._ready or (form := _form(owner, tasks)) not in self._ready:
-            return None
-        ready = self._ready[form]
-        if not ready.program.reached.is_still_same():
-            del self._ready[form]
-            return None
-        return ready(tasks)
+        ready = self._ready.get(_form(learner, tasks)) if self._ready else None
+        if ready is None or ready.program.reached.is_still_same():
+            return ready and ready(tasks)
+        self._ready.clear()
+        return None
 
 
 def _kinds(parameters: list[Tensor]) -> list[Any]:
     return [(p.dtype, p.device, p.shape, p.requires_grad) for p in parameters]
 
 
-def _form(owner: nn.Module, tasks: Any) -> Any:
-    """Return what decides which code computes tasks; None if none does."""
+def _form(learner: Learner, tasks: Any) -> Any:
+    """Return what decides which code computes tasks; None if none is to be called quickly."""
     if not isinstance(tasks, tuple | list) or len(tasks) != 4:
         return None
     if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
@@ -105,4 +125,9 @@ def _form(owner: nn.Module, tasks: Any) -> Any:
         parts = [(part.shape, part.dtype, part.device, part.requires_grad) for part in tasks]
     except AttributeError:
         return None
-    return (owner.training, torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), *parts)
+    return (
+        learner.network.training,
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        *parts,
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -163,7 +163,7 @@ class MetaLearner(checking.Waiting):
         """
         if torch.compiler.is_compiling():  # torch.compile cannot trace an inner loop
             return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks)
-        quick = None if distribution.watch else self._compiling.quickly(self, tasks)
+        quick = None if distribution.watch else self._compiling.quickly(self.learner, tasks)
         if quick is None:
             return self._mean_loss(tasks)
         self.metrics = quick.metrics
@@ -181,8 +181,6 @@ class MetaLearner(checking.Waiting):
         given = as_tasks(tasks, some.dtype)
         with explained(given, some), torch.enable_grad():
             loss, gradients = self.differentiated(given)
-        params = {name: p.detach() for name, p in every.items()}
-        self._compiling.remember(self, self.learner, tasks, params)
         return _OuterLoss.apply(loss, [gradients[name] for name in every], *every.values())
 
     def differentiated(self, tasks: list[Task]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -203,7 +201,7 @@ class MetaLearner(checking.Waiting):
             if not here:
                 continue
             self._find_way(own, params, [tasks[i] for i in places])
-            for given, at in self._together(own, params, tasks, here):
+            for given, at in self._together(own, tasks, here):
                 where = [draws.Address(seed, "", i) for i in at]
                 of_some = self._gradient(own, params, given, where)
                 sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
@@ -218,22 +216,13 @@ class MetaLearner(checking.Waiting):
             distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
-    def _compiler(
-        self, own: Learner, found: Found, params: Params
-    ) -> Callable[..., OuterGradient] | None:
-        """Return what compiles the meta-gradient of a batch of tasks; None if nothing may."""
-        may = found.batching == "vmap" or found.heavy
-        if not may or found.draws or self.learner.shares or own.any_ways:
-            return None
-        return self._compiling.caller(self.learner, params)
-
     def _together(
-        self, own: Learner, params: Params, tasks: list[Task], places: list[int]
+        self, own: Learner, tasks: list[Task], places: list[int]
     ) -> Iterator[tuple[Task | list[Task], list[int]]]:
         """Yield tasks to compute in one call, and their places: a batch, or a list of any sizes."""
         alone = places
-        found = self._found[self.training]
-        if found.batching == "vmap" or self._compiler(own, found, params) is not None:
+        found = self._found[self.training]._replace(shares=self.learner.shares)
+        if found.batching == "vmap" or self._compiling.may(own, found):
             groups = alike(tasks, places)
             alone = [i for i, *more in groups if not more]
             for group in groups:
@@ -246,20 +235,19 @@ class MetaLearner(checking.Waiting):
         self, own: Learner, params: Params, given: Any, where: list[draws.Address]
     ) -> OuterGradient:
         used = copy.copy(own)
-        found = self._found[self.training]
+        found = self._found[self.training]._replace(shares=self.learner.shares)
         used.batching, used.draws, used.shares = found.batching, found.draws, self.learner.shares
 
         def plainly(params: Params, some: Any) -> OuterGradient:
             return one_by_one.outer_gradient(used, params, some, where, self._phase)
 
-        call = None if isinstance(given, list) else self._compiler(own, found, params)
-        if call is None:
+        if isinstance(given, list) or not self._compiling.may(own, found):
             of_all = plainly(params, given)
         else:
-            together = copy.copy(own)
-            together.batching = "vmap"
-            recorded = functools.partial(together.outer_gradient, phase=self._phase, checked=True)
-            of_all = call(plainly, params, given, records=recorded, of=own.metric_names)
+            recorded = copy.copy(own)
+            recorded.batching = "vmap"
+            together = functools.partial(recorded.outer_gradient, phase=self._phase, checked=True)
+            of_all = self._compiling.gradient(own, params, given, plainly, together)
         # Control flow may make only later tasks draw.
         self._found[self.training] = found._replace(batching=used.batching, draws=used.draws)
         self.learner.shares = used.shares

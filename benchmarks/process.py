@@ -62,6 +62,10 @@ class Peer:
         return answer
 
 
+AT_LEAST_S = 0.1
+"""A repetition calls a peer until so many seconds have passed."""
+
+
 def main() -> None:
     """Serve until standard input ends."""
     asked = json.loads(sys.argv[1])
@@ -84,9 +88,13 @@ def main() -> None:
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         command, *arguments = line.split()
-        began = time.perf_counter()
-        result = repetition()
-        seconds = time.perf_counter() - began
+        # A call of a millisecond is timed among others: the first one after a wait finds cold
+        # caches and sleeping threads, as no call in a training does.
+        began, n_calls = time.perf_counter(), 0
+        while not n_calls or (command != "check" and time.perf_counter() - began < AT_LEAST_S):
+            result = repetition()
+            n_calls += 1
+        seconds = (time.perf_counter() - began) / n_calls
         if command == "check":
             torch.save({k: v.detach() for k, v in result.items()}, arguments[0])
         del result  # free its memory before the next repetition

@@ -6,6 +6,7 @@ A repetition computes Σ over tasks of the meta-gradient, and returns it by the 
 import importlib
 from typing import Any
 
+import maml
 from benchmarks.network import Repetition, loss_function, peer_network
 from benchmarks.peers import ours_peer, vmap_peer
 from datasets.tasks import Task
@@ -23,7 +24,9 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-tasks": {"batching": "tasks"},
 }
 """This project with the flags of a run (``ours``), and with other flags."""
-_OTHERS = ("ours-compiled", "learn2learn", "higher", "torchopt")
+LIBRARY: dict[str, Any] = {"library": False, "library-compiled": True}
+"""`maml.MAML` around torch's own modules, by its argument ``compile``."""
+_OTHERS = ("ours-compiled", *LIBRARY, "learn2learn", "higher", "torchopt")
 OF_MAML = ("ours", "ours-torch", *_OTHERS, "vmap", "compiled", "jax")
 OF_OWN = ("ours", "ours-vmap", "ours-tasks", *_OTHERS, "plain", "jax")
 OF_MEMORY = ("ours", "ours-mixed", "ours-reverse", "learn2learn", "plain", "vmap")
@@ -41,6 +44,18 @@ def build(name: str, config: Config, tasks: Task) -> Repetition:
     if name == "jax":
         return importlib.import_module("benchmarks.peers.jax_peer").build(config, tasks)
     network, names = peer_network(config)
+    if name in LIBRARY:
+        learner = maml.MAML(
+            network, inner_lr=config.inner_lr, inner_steps=config.inner_steps,
+            loss=loss_function(config), compile=LIBRARY[name],
+        )  # fmt: skip
+
+        def step() -> Params:
+            network.zero_grad()
+            (learner(tasks) * len(tasks.query_y)).backward()
+            return {names[name]: p.grad for name, p in network.named_parameters()}  # type: ignore
+
+        return step
     module = importlib.import_module(f"benchmarks.peers.{name}_peer")
     backward = module.backward_of(network, config, loss_function(config))
 

@@ -221,11 +221,14 @@ class Program:
     """Compiled code for inputs of one form.
 
     Attributes:
+        flat: Returns the flat outputs for flat inputs.
+        places: The nest of outputs, with the place of each in ``flat``'s.
         reached: What its function had read from outside, which is in the code.
     """
 
     def __init__(self, form: Form, reached: Reached, inputs: Tensors) -> None:
-        self._form, self.reached = form, reached
+        self.flat, self.reached, self._structure = form.flat, reached, form.structure
+        self.places = pytree.tree_unflatten(range(form.structure.num_leaves), form.structure)
         self._largest = {
             place: 0
             for place, x in enumerate(inputs)
@@ -237,7 +240,7 @@ class Program:
     def __call__(self, inputs: Tensors) -> Any:
         """Return the nest of outputs."""
         with torch.no_grad():
-            return pytree.tree_unflatten(self._form.flat(inputs), self._form.structure)
+            return pytree.tree_unflatten(self.flat(inputs), self._structure)
 
     def takes(self, inputs: Tensors) -> bool:
         """Return whether no integer is new: a label or an index that is too large ends a process

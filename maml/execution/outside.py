@@ -14,6 +14,8 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -157,42 +159,59 @@ class _Glance(NamedTuple):
         empty: Containers that were empty.
         tensors, versions: Tensors, and how often each was written.
         arrays: Arrays of numpy, and their numbers.
-        looks: Functions that list the objects that others hold, and their ids.
+        dicts, lengths, keys, values: Dictionaries, and what all of them held.
+        others: Functions that list the objects that others hold, and these objects.
     """
 
     empty: list[Any]
     tensors: list[Tensor]
     versions: list[int]
     arrays: list[tuple[Any, bytes]]
-    looks: list[tuple[Callable[[], Iterable[Any]], list[int]]]
+    dicts: list[dict[Any, Any]]
+    lengths: list[int]
+    keys: list[Any]
+    values: list[Any]
+    others: list[tuple[Callable[[], Iterable[Any]], list[Any]]]
 
     @classmethod
     def at(cls, held: list[tuple[Any, Any]]) -> Self:
         """Take a glance at values, and what they hold."""
         empty = [v for v, _ in held if isinstance(v, dict | list | set | deque) and not v]
         tensors = [v for v, _ in held if isinstance(v, Tensor) and not v.is_inference()]
-        others = [(v, of) for v, of in held if not isinstance(v, tuple | frozenset | Tensor)]
-        arrays = [(v, of) for v, of in others if isinstance(of, bytes)]
-        unlike = {id(v) for v in (*empty, *(array for array, _ in arrays))}
-        looks = [_look(v, of) for v, of in others if id(v) not in unlike]
-        ids = [[*map(id, look())] for look in looks]
-        versions = [tensor._version for tensor in tensors]
-        return cls(empty, tensors, versions, arrays, [*zip(looks, ids, strict=True)])
+        arrays = [(v, of) for v, of in held if isinstance(of, bytes)]
+        dicts = [v for v, _ in held if isinstance(v, dict) and v]
+        seen = {id(v) for v in (*empty, *tensors, *dicts, *(array for array, _ in arrays))}
+        looks = [_look(v, of) for v, of in held if id(v) not in seen]
+        return cls(
+            empty, tensors, [tensor._version for tensor in tensors], arrays,
+            dicts, [*map(len, dicts)], [*chain.from_iterable(dicts)],
+            [*chain.from_iterable(map(dict.values, dicts))],
+            [(look, [*look()]) for look in looks if look is not None],
+        )  # fmt: skip
 
     def is_same(self) -> bool:
-        """Return whether nothing differs at a glance."""
+        """Return whether nothing differs at a glance. It runs in each call of compiled code."""
+        dicts = self.dicts
         return (
             not any(self.empty)
             and [tensor._version for tensor in self.tensors] == self.versions
+            and [*map(len, dicts)] == self.lengths
+            and all(map(is_, chain.from_iterable(dicts), self.keys))
+            and all(map(is_, chain.from_iterable(map(dict.values, dicts)), self.values))
             and all(array.tobytes() == held for array, held in self.arrays)
-            and all([*map(id, look())] == ids for look, ids in self.looks)
+            and all(_are_same(look(), before) for look, before in self.others)
         )
 
 
-def _look(value: Any, held: Any) -> Callable[[], Iterable[Any]]:
-    """Return what lists the objects that a value holds. The list keeps no temporary objects."""
-    if isinstance(value, dict):
-        return lambda: (*value, *value.values())
+def _are_same(now: Iterable[Any], before: list[Any]) -> bool:
+    found = [*now]
+    return len(found) == len(before) and all(map(is_, found, before))
+
+
+def _look(value: Any, held: Any) -> Callable[[], Iterable[Any]] | None:
+    """Return what lists the objects that a value holds; None if it can hold no others."""
+    if isinstance(value, tuple | frozenset | Tensor):
+        return None
     if isinstance(value, types.FunctionType):
         return lambda: map(value.__globals__.get, held)
     if isinstance(value, list | set | deque):

@@ -74,6 +74,8 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
             raise RuntimeError(f"{VALUES} ({node.target})")
     constants = _constants_to_inputs(recorded)
     in_order_of_reading(recorded.graph)
+    for node in recorded.graph.nodes:
+        node.meta = {}  # a compiler finds shapes anew, and refuses those of another recording
     recorded.recompile()
     return Form(recorded, structures[0], constants, len(recorded.graph.nodes))
 

@@ -18,25 +18,51 @@ Asked = Literal["auto", True, False]
 
 
 class Found(NamedTuple):
-    """Losses ``[B]``, and the gradients of their sum by ``parameters``, in this order."""
+    """What a call finds: the mean loss, its gradient by ``parameters``, and each task's numbers."""
 
-    losses: Tensor
+    loss: Tensor
     gradients: list[Tensor]
+    losses: Tensor
     metrics: dict[str, Tensor]
     parameters: list[Tensor]
 
 
-class _Ready(NamedTuple):
-    program: Program
-    parameters: list[Tensor]
-    kinds: list[Any]
+class _Means(NamedTuple):
+    """The meta-gradient of a batch, and its means. The quick way needs nothing else."""
+
+    sums: OuterGradient
+    loss: Any
+    gradients: list[Any]
+
+
+def _with_means(function: Callable[..., OuterGradient]) -> Callable[..., _Means]:
+    def both(params: Params, tasks: Any) -> _Means:
+        sums = function(params, tasks)._replace(outputs=())
+        n = len(sums.losses)
+        return _Means(sums, sums.losses.sum() / n, [g / n for g in sums.gradients.values()])
+
+    return both
+
+
+class _Ready:
+    """Compiled code, and the parameters that it is called with."""
+
+    def __init__(self, program: Program, parameters: list[Tensor]) -> None:
+        self.program, self._parameters = program, parameters
+        self._kinds = [*map(_kind, parameters)]
+        self._places: Any = program.places
 
     def __call__(self, tasks: Any) -> Found | None:
-        inputs = [*self.parameters, *(part.contiguous() for part in tasks)]
-        if not self.program.takes(inputs) or _kinds(self.parameters) != self.kinds:
+        parameters = self._parameters
+        inputs = [*parameters, *(part.contiguous() for part in tasks)]
+        if not self.program.takes(inputs) or [*map(_kind, parameters)] != self._kinds:
             return None
-        found = self.program(inputs)
-        return Found(found.losses, [*found.gradients.values()], found.metrics, self.parameters)
+        with torch.no_grad():
+            found = self.program.flat(inputs)
+        at = self._places
+        gradients = [found[place] for place in at.gradients]
+        metrics = {name: found[place] for name, place in at.sums.metrics.items()}
+        return Found(found[at.loss], gradients, found[at.sums.losses], metrics, parameters)
 
 
 class Compiling:
@@ -94,25 +120,28 @@ class Compiling:
                 apart=learner.network.parameters(), waits=self._asked is True, name="compile",
             )  # fmt: skip
         form = _form(learner, tasks)
-        found: OuterGradient = self._compiled(plainly, params, tasks, records=together, of=form)
+        functions = _with_means(plainly), _with_means(together)
+        found: _Means = self._compiled(functions[0], params, tasks, records=functions[1], of=form)
         program = self._compiled.program(form, params, tasks)
         every = [*learner.meta_parameters().values()]
         # Complex parameters are here as views.
         if program is not None and form is not None and all(p.is_leaf for p in every):
-            self._ready.setdefault(form, _Ready(program, every, _kinds(every)))
-        return found
+            self._ready.setdefault(form, _Ready(program, every))
+        return found.sums
 
     def quickly(self, learner: Learner, tasks: Any) -> Found | None:
         """Return what compiled code finds of tasks; None if they need the long way."""
         ready = self._ready.get(_form(learner, tasks)) if self._ready else None
-        if ready is None or ready.program.reached.is_still_same():
-            return ready and ready(tasks)
+        if ready is None:
+            return None
+        if ready.program.reached.is_still_same():
+            return ready(tasks)
         self._ready.clear()
         return None
 
 
-def _kinds(parameters: list[Tensor]) -> list[Any]:
-    return [(p.dtype, p.device, p.shape, p.requires_grad) for p in parameters]
+def _kind(parameter: Tensor) -> tuple[Any, ...]:
+    return parameter.dtype, parameter.device, parameter.shape, parameter.requires_grad
 
 
 def _form(learner: Learner, tasks: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -167,11 +168,9 @@ class MetaLearner(checking.Waiting):
         if quick is None:
             return self._mean_loss(tasks)
         self.metrics = quick.metrics
-        loss = quick.losses.sum() / len(quick.losses)
-        if not (self._warned or loss.isfinite()):
+        if not (self._warned or math.isfinite(quick.loss)):
             self._warned = results.warn_of_no_numbers(quick.losses, range(len(quick.losses)))
-        gradients = torch._foreach_div(quick.gradients, len(quick.losses))
-        return _OuterLoss.apply(loss, gradients, *quick.parameters)
+        return _OuterLoss.apply(quick.loss, quick.gradients, *quick.parameters)
 
     @alone()
     def _mean_loss(self, tasks: GivenTasks) -> Tensor:

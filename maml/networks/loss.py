@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from datasets import addresses
 from datasets.tasks import Task
 from maml.networks.calls import alone_with, apply
 from maml.networks.ordinary import tensors
+from maml.ops.instead import instead
 from maml.params import Params, of_kind, without_prefix
 
 _OURS = (
@@ -92,13 +93,16 @@ class NetworkLoss:
     network: nn.Module
     part: Literal["support", "query"]
     loss: Callable[[Tensor, Tensor], Tensor]
+    calls_instead: ClassVar[bool] = True
 
     def __call__(self, params: Params, task: Task, step: int) -> tuple[Tensor, Tensor]:
         """Return the loss, a scalar, and the outputs ``[E, …]``; () if they are not one tensor."""
         x, y = part_of(task, self.part)
         outputs, _ = apply(self.network, params, x)
         loss = self.loss.at(params) if isinstance(self.loss, LearnedLoss) else self.loss
-        return loss(outputs, y), outputs if isinstance(outputs, Tensor) else ()
+        with instead():
+            value = loss(outputs, y)
+        return value, outputs if isinstance(outputs, Tensor) else ()
 
 
 _IS_OURS: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()

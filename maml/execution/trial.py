@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from maml.execution.outside import Reached
 
-HEAVY = 500_000
+HEAVY = 250_000
 """From this mean number of multiplications and additions per operation, compute tasks one by one.
 
 Below, the overhead of an operation counts, and ``torch.func.vmap`` pays it once for all tasks.

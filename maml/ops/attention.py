@@ -39,37 +39,38 @@ SHORT = 128 * 128
 
 
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    dropout: float = 0.0,
-    causal: bool = False,
-    window: int | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    window: int | None = None,
 ) -> Tensor:
-    """Return softmax(s·q kᵀ + mask) v, ``[…, L, dv]``.
+    """Return softmax(s·q kᵀ + mask) v, ``[…, L, dv]``. The arguments are torch's, but ``window``.
 
     Args:
-        q: Queries ``[…, L, d]``, floating point.
-        k: Keys ``[…, M, d]``.
-        v: Values ``[…, M, dv]``.
-        mask: ``[…, L, M]``, or of a shape that broadcasts to it. Boolean: True where a query sees a
-            key. Floating point: added to the scores.
-        dropout: The probability with which a weight becomes zero. Short sequences draw as torch's
+        query: Queries q ``[…, L, d]``, floating point.
+        key: Keys k ``[…, M, d]``.
+        value: Values v ``[…, M, dv]``.
+        attn_mask: ``[…, L, M]``, or of a shape that broadcasts to it. Boolean: True where a query
+            sees a key. Floating point: added to the scores.
+        dropout_p: The probability with which a weight becomes zero. Short sequences draw as torch's
             plain way does. Else one number of torch's global generator seeds all weights' draws.
-        causal: Whether query i sees keys 0 … i only.
-        window: Query i sees keys i − window + 1 … i only; needs ``causal``.
+        is_causal: Whether query i sees keys 0 … i only.
         scale: s; None: 1/√d.
         enable_gqa: Whether k and v have fewer heads (dimension −3), each for a group of q's heads.
+        window: Query i sees keys i − window + 1 … i only; needs ``is_causal``.
 
     Raises:
-        ValueError: for a ``window`` without ``causal``.
+        ValueError: for a ``window`` without ``is_causal``.
     """
-    if window is not None and not causal:
-        raise ValueError("window: needs causal=True")
+    if window is not None and not is_causal:
+        raise ValueError("window: needs is_causal=True")
+    q, k, v, mask = query, key, value, attn_mask
     if enable_gqa:
         k, v = (_repeated(t, q.shape[-3] // t.shape[-3]) for t in (k, v))
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
@@ -79,9 +80,9 @@ def attention(
     s = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     learned = mask is not None and mask.requires_grad  # then the mask's gradient has all pairs
     if q.shape[-2] * k.shape[-2] <= SHORT or learned:
-        return Attention(s, causal, window, dropout).plain(q, k, v, mask)[0]
-    seed = int(torch.randint(2**62, (), device="cpu")) if dropout else None
-    return Attention(s, causal, window, dropout, seed)(q, k, v, mask)[0]
+        return Attention(s, is_causal, window, dropout_p).plain(q, k, v, mask)[0]
+    seed = int(torch.randint(2**62, (), device="cpu")) if dropout_p else None
+    return Attention(s, is_causal, window, dropout_p, seed)(q, k, v, mask)[0]
 
 
 def _repeated(heads: Tensor, n: int) -> Tensor:

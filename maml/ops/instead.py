@@ -6,31 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from maml.execution.meanwhile import Replaced
 from maml.ops import convolution, norms, recurrent
 from maml.ops.attention import attention
 
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    return attention(
-        query, key, value, attn_mask,
-        dropout=dropout_p, causal=is_causal, scale=scale, enable_gqa=enable_gqa,
-    )  # fmt: skip
-
-
-_WITHIN_TORCH = Replaced(F, "scaled_dot_product_attention", lambda _, *a, **n: _attention(*a, **n))
+_WITHIN_TORCH = Replaced(F, "scaled_dot_product_attention", lambda _, *a, **n: attention(*a, **n))
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> Any:
@@ -40,7 +22,7 @@ def _multi_head(*args: Any, **kwargs: Any) -> Any:
 
 
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.scaled_dot_product_attention: _attention,
+    F.scaled_dot_product_attention: attention,
     F.multi_head_attention_forward: _multi_head,
     torch.lstm: recurrent.lstm,
     torch.gru: recurrent.gru,

@@ -36,21 +36,21 @@ def seen() -> Tensor:
 
 CASES: dict[str, dict[str, Any]] = {
     "all": {},
-    "causal": {"causal": True},
-    "window": {"causal": True, "window": 3},
-    "boolean mask": {"mask": seen()},
-    "additive mask": {"mask": torch.linspace(-1, 1, M, dtype=torch.float64), "scale": 0.3},
-    "grouped": {"enable_gqa": True, "causal": True},
+    "causal": {"is_causal": True},
+    "window": {"is_causal": True, "window": 3},
+    "boolean mask": {"attn_mask": seen()},
+    "additive mask": {"attn_mask": torch.linspace(-1, 1, M, dtype=torch.float64), "scale": 0.3},
+    "grouped": {"enable_gqa": True, "is_causal": True},
 }
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    mask, causal = options.pop("mask", None), options.pop("causal", False)
     window = options.pop("window", None)
     if window is not None:
-        mask, causal = torch.ones(L, M).tril().triu(1 - window) > 0, False
+        seen = torch.ones(L, M).tril().triu(1 - window) > 0
+        options |= {"attn_mask": seen, "is_causal": False}
     with sdpa_kernel(SDPBackend.MATH):
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, **options)
+        return F.scaled_dot_product_attention(q, k, v, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -73,12 +73,12 @@ def test_gradcheck_with_dropout() -> None:
 
     def dropped(*given: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return attention(*given, dropout=0.4, causal=True)
+        return attention(*given, dropout_p=0.4, is_causal=True)
 
     given = [t[:1, :1, :4, :2].detach().requires_grad_() for t in inputs()]
     assert torch.autograd.gradcheck(dropped, given)
     assert torch.autograd.gradgradcheck(dropped, given)
-    assert float((dropped(*given) - attention(*given, causal=True)).detach().norm()) > 0.1
+    assert float((dropped(*given) - attention(*given, is_causal=True)).detach().norm()) > 0.1
 
 
 def test_vmap_and_further_derivatives_equal_torchs() -> None:

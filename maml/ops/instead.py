@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from maml.execution.meanwhile import Replaced
 from maml.ops import convolution, norms, recurrent
-from maml.ops.attention import attention
+from maml.ops.attention_by_blocks import attention
 
 _WITHIN_TORCH = Replaced(F, "scaled_dot_product_attention", lambda _, *a, **n: attention(*a, **n))
 

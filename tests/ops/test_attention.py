@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from maml.ops import attention as of_blocks
-from maml.ops.attention import attention
+from maml.ops import attention_by_blocks as of_blocks
+from maml.ops.attention_by_blocks import attention
 from maml.ops.instead import instead
 
 LEAD, L, M = (2, 3), 7, 9

@@ -91,7 +91,7 @@ def test_vmap_and_further_derivatives_equal_torchs() -> None:
         def inner(w: Tensor, x: Tensor) -> Tensor:
             keys = x @ w.T
             seen = keys[..., 0].detach()[:, None] > -2
-            return function(x @ w, keys, x, mask=seen).square().mean()
+            return function(x @ w, keys, x, attn_mask=seen).square().mean()
 
         def outer(x: Tensor) -> Tensor:
             return inner(w - 0.5 * torch.func.grad(inner)(w, x), x)

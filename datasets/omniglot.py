@@ -1,6 +1,7 @@
 """Omniglot: 1,623 handwritten characters, 20 drawings each (Lake et al., Science 2015)."""
 
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ COMPONENTS = {
 # A part of the data set (also the name of its archive and folder), to its number of characters.
 PARTS = {"images_background": 964, "images_evaluation": 659}
 DRAWINGS = 20
+NAMES = 1056864713
+"""The CRC-32 of all names, one a line: other alphabets would be in other splits."""
 
 SPLITS: dict[str, dict[str, int]] = {
     "maml": {"train": 1100, "validation": 100, "test": 423},
@@ -101,7 +104,10 @@ def open_images(data_root: Path) -> tuple[Mapped, list[str]]:
         (sum(PARTS.values()), DRAWINGS, *SIZE),
         title="decoding Omniglot",
     )
-    return images, [name for _, names in parts for name in names]
+    names = [name for _, own in parts for name in own]
+    if zlib.crc32("\n".join(names).encode()) != NAMES:
+        raise DataError(f"{folder}: its alphabets are not Omniglot's; fetch the archives again")
+    return images, names
 
 
 def find_part(path: Path, characters: int) -> tuple[Source, list[str]]:

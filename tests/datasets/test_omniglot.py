@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 from datasets import DataError, omniglot, open_batches
-from datasets.omniglot import PARTS, SPLITS, find_part, split_classes
+from datasets.omniglot import PARTS, SPLITS, find_part, open_images, split_classes
 from tests.datasets import tiny_omniglot as tiny
 from tests.datasets.tiny_torchvision import Web, md5, write_files
 
@@ -23,6 +24,7 @@ CHARACTERS = {part: sum(alphabets.values()) for part, alphabets in tiny.PARTS.it
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data root of a complete miniature data set, zipped."""
     monkeypatch.setattr(omniglot, "PARTS", CHARACTERS)
+    monkeypatch.setattr(omniglot, "NAMES", zlib.crc32("\n".join(tiny.NAMES).encode()))
     for part in tiny.PARTS:
         tiny.write_zip(tmp_path / "data" / "omniglot", part)
     return tmp_path / "data"
@@ -51,6 +53,16 @@ def test_decoded_once_then_mapped(root, tmp_path, empty_cache, monkeypatch):
     tiny.write_zip(root / "omniglot", "images_evaluation", contents)
     after, _ = omniglot.open_images(root)
     assert (after[6, 19] != images[6, 19]).any() and (after[:6] == images[:6]).all()
+
+
+def test_other_alphabets_are_refused(root, empty_cache, monkeypatch):
+    """In another split they would be, without a word."""
+    renamed = {
+        n.replace("Middle", "Other"): d for n, d in tiny.members("images_evaluation").items()
+    }
+    tiny.write_zip(root / "omniglot", "images_evaluation", renamed)
+    with pytest.raises(DataError, match="its alphabets are not Omniglot's"):
+        open_images(root)
 
 
 def test_classes_are_turned_in_every_split(root, empty_cache, monkeypatch):

@@ -153,7 +153,7 @@ class Compiled:
                 if not self._reached(()).sees_all:
                     raise RuntimeError(UNSEEN)
                 with _quietly(), torch.no_grad(), Trial(*self._roots):
-                    entry.form = record(records, inputs, structure)
+                    entry.form = record(records, inputs, structure, self._apart)
                     compare(entry.form.flat(entry.others), entry.expected, RECORDED)
             except Exception as error:
                 self._give_up(error)

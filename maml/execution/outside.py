@@ -9,6 +9,7 @@ read it again, and another thread may have written in between. Torch's levels of
 import copyreg
 import dis
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -19,6 +20,7 @@ from operator import is_
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -67,7 +69,7 @@ class Reached:
                 if isinstance(held, dict | list):
                     waiting += held.values() if isinstance(held, dict) else held
             waiting += (more := list(_leads_to(value)))
-            self.sees_all &= held is not None or not isinstance(value, np.ndarray)
+            self.sees_all &= held is not None or bool(more) or _is_constant(value)
             self.is_whole &= held is not None or bool(more) or _can_be_copied(value)
         self.is_whole &= not waiting
         self.sees_all &= self.is_whole
@@ -129,7 +131,7 @@ def outside_of(owner: nn.Module, *functions: Any) -> Reached:
 def _held(value: Any) -> Held | None:
     """Return what a value holds, by name or in order; of a tensor its version; None: nothing."""
     if isinstance(value, Tensor):
-        return 0 if value.is_inference() else value._version
+        return None if value.is_inference() else value._version
     if isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return value.tobytes()
     if isinstance(value, dict):
@@ -139,8 +141,7 @@ def _held(value: Any) -> Held | None:
     if isinstance(value, types.CellType):
         return {} if value == types.CellType() else {"cell_contents": value.cell_contents}
     if isinstance(value, types.FunctionType) and _is_theirs(value):
-        names = sorted(globals_of(value.__code__) & value.__globals__.keys())
-        return {name: value.__globals__[name] for name in names}
+        return dict(_globals_read(value))
     if isinstance(value, type) and _is_theirs(value):
         # Python's own: of `copy.deepcopy`, of annotations, and of abstract classes.
         unread = "__slotnames__", "__annotations__", "_abc_impl"
@@ -213,7 +214,7 @@ def _look(value: Any, held: Any) -> Callable[[], Iterable[Any]] | None:
     if isinstance(value, tuple | frozenset | Tensor):
         return None
     if isinstance(value, types.FunctionType):
-        return lambda: map(value.__globals__.get, held)
+        return lambda: (found for _, found in _globals_read(value))
     if isinstance(value, list | set | deque):
         return lambda: value
     return lambda: _held(value).values()  # type: ignore[union-attr]
@@ -261,11 +262,31 @@ def _put_names_back(value: Any, held: dict[Any, Any]) -> None:
     of_dict = value.__globals__ if isinstance(value, types.FunctionType) else value
     is_dict, now = isinstance(of_dict, dict), _held(value)
     assert isinstance(now, dict)
+    if is_dict and of_dict is not value:  # names with a dot are of modules
+        for name in [name for name in held if "." in name]:
+            module, _, attribute = name.partition(".")
+            if now.get(name) is not held[name]:
+                setattr(held[module], attribute, held[name])
+        held, now = ({n: v for n, v in of.items() if "." not in n} for of in (held, now))
     for name in now.keys() - held.keys():
         of_dict.__delitem__(name) if is_dict else delattr(value, name)
     for name, before in held.items():
         if name not in now or now[name] is not before:
             of_dict.__setitem__(name, before) if is_dict else setattr(value, name, before)
+
+
+_CONSTANTS = (
+    *(int, float, complex, str, bytes, type(None), type(...), slice, range, np.generic, np.dtype),
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, logging.Logger),
+)
+
+
+def _is_constant(value: Any) -> bool:
+    """Return whether a value of libraries holds no number that may change."""
+    kind = type(value)
+    is_ours = (kind.__module__ or "").partition(".")[0] in ("maml", "datasets")
+    return isinstance(value, _CONSTANTS) or hasattr(kind, "__get__") or is_ours
 
 
 def _can_be_copied(value: Any) -> bool:
@@ -287,6 +308,27 @@ def globals_of(code: types.CodeType) -> set[str]:
     found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(OF_GLOBALS)}
     inside = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
     return found.union(*map(globals_of, inside))
+
+
+def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that a function looks up, and attributes of modules among them."""
+    code, of_globals = function.__code__, function.__globals__
+    for name in sorted(globals_of(code) & of_globals.keys()):
+        value = of_globals[name]
+        yield name, value
+        if (
+            isinstance(value, types.ModuleType)
+            and value.__name__.partition(".")[0] not in LIBRARIES
+        ):
+            own = vars(value)
+            yield from ((f"{name}.{key}", own[key]) for key in sorted(_names(code) & own.keys()))
+
+
+@functools.cache
+def _names(code: types.CodeType) -> set[str]:
+    """Return the names of attributes and globals in code, and in the functions inside it."""
+    inside = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
+    return set(code.co_names).union(*map(_names, inside))
 
 
 def _is_theirs(value: Any) -> bool:

@@ -20,6 +20,7 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 FLOOR = 0.1
 """Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
 READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
+NUMBERS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__)
 VALUES = (
     "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
     "tolist, unique), which cannot be compiled"
@@ -47,11 +48,14 @@ class Form(NamedTuple):
         return self.run(*inputs, *self.constants)
 
 
-def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> Form:
+def record(
+    function: Callable[..., Any], inputs: Tensors, structure: Any, apart: Tensors = ()
+) -> Form:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
     The function must be pure, from nests of tensors to a nest of tensors. If its control flow
     depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
+    ``apart``: further tensors whose numbers change, which Python must not read either.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
 
@@ -63,7 +67,7 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
         return outputs
 
     try:
-        with _NoValues():
+        with _NoValues(apart):
             recorded: Any = make_fx(flat)(*inputs)
     except RuntimeError as error:
         if "value out of a tracing tensor" in str(error):
@@ -102,12 +106,19 @@ def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
 
 
 class _NoValues(TorchFunctionMode):
-    """A context that forbids reading tensor values (`READS`): the recording cannot see a read."""
+    """A context that forbids reading tensor values (`READS`): the recording cannot see a read.
+
+    Single numbers (`NUMBERS`) may be read of tensors that are neither inputs nor ``apart``.
+    """
+
+    def __init__(self, apart: Tensors) -> None:
+        super().__init__()
+        self._apart = set(map(id, apart))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in READS:
+        if func in READS or (func in NUMBERS and id(args[0]) in self._apart):
             raise RuntimeError(VALUES)
         return func(*args, **kwargs or {})
 

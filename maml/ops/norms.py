@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from maml.ops.refused import refuse_as_torch
 
@@ -57,10 +58,26 @@ def _embedded(
     """Return what ``F.embedding`` returns."""
     if options.get("scale_grad_by_freq") or options.get("max_norm") is not None:
         raise NotImplementedError("an embedding with scale_grad_by_freq or max_norm, batched")
+    _check_rows(input, len(weight))
     rows = F.embedding(input, weight)
     if padding_idx is None:
         return rows
     return torch.where((input == padding_idx % len(weight))[..., None], rows.detach(), rows)
+
+
+def _is_recorded() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+def _check_rows(input: Tensor, n: int) -> None:
+    """Refuse an index that torch, over tasks, would find in the rows of another task."""
+    while is_functorch_wrapped_tensor(input):
+        input = get_unwrapped(input)
+    # While operations are recorded, numbers cannot be read.
+    if input.device.type == "cpu" and input.numel() and not _is_recorded():
+        low, high = input.aminmax()
+        if low < 0 or high >= n:
+            raise IndexError("index out of range in self")
 
 
 def _normalised(

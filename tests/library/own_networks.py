@@ -9,6 +9,8 @@ from torch.utils.checkpoint import checkpoint
 
 import maml
 
+scale = 1.0
+"""A number that a test changes."""
 Tasks = list[tuple[Tensor, Tensor, Tensor, Tensor]]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import maml
 from maml.execution import compiled
 from maml.library import compiling
+from tests.library import own_networks
 from tests.library.own_networks import by_loop, dense, made, stacked
 
 TASKS, STEPS, LR = made((6, 6, 6, 6)), 2, 0.1
@@ -169,7 +170,12 @@ def in_a_default() -> Outside:
     return scale, lambda value: scale.__defaults__[0].__setitem__(0, value)  # type: ignore
 
 
+def in_a_module() -> Outside:
+    return lambda: own_networks.scale, lambda value: setattr(own_networks, "scale", value)
+
+
 PLACES = [
+    in_a_module,
     in_a_global, in_a_cell, in_a_list, in_a_namespace, in_an_attribute, in_a_class, in_an_array,
     in_a_tensor, in_a_tensor_as_a_number, in_a_default,
 ]  # fmt: skip
@@ -210,6 +216,35 @@ def test_a_number_in_the_module_is_of_its_creation_and_a_call_sees_it() -> None:
     network.scale = inner.scale = 3.0
     check(learner, network)
     check(learner, network)
+
+
+def test_a_parameter_read_as_a_number_is_not_in_the_code() -> None:
+    network = dense()
+    parameter = next(network.parameters())
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y) * (2 + parameter[0, 0].item())
+
+    learner = learner_of(network, loss=loss, batching="vmap")
+    expected = learner_of(network, loss=loss, compile=False)
+    for _ in range(3):
+        torch.testing.assert_close(learner(stacked(TASKS)), expected(stacked(TASKS)))
+        with torch.no_grad():
+            parameter.add_(0.5)
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_an_index_of_no_row_is_refused_in_a_batch(compile: bool) -> None:
+    network = nn.Sequential(nn.Embedding(8, 4), nn.Flatten(), nn.Linear(12, 3)).double()
+    learner = learner_of(network, compile=compile, batching="vmap")
+    tasks = [torch.randint(8, (4, 6, 3)), torch.arange(6).expand(4, -1) % 3] * 2
+    learner(tuple(tasks))
+    learner(tuple(tasks))
+    for index in (8, -1):
+        wrong = tasks[0].clone()
+        wrong[2, 1, 1] = index
+        with pytest.raises(IndexError, match="out of range"):
+            learner((wrong, *tasks[1:]))
 
 
 # ---- what is not compiled ------------------------------------------------------------------------

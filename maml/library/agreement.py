@@ -57,18 +57,6 @@ def forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: _form(tensor) for name, tensor in tensors.items()}
 
 
-def difference(ours: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> str:
-    """Return a line about the first difference between the `description` of a rank and rank 0."""
-    for name in {**ours, **theirs}:
-        here, there = (of.get(name, "missing") for of in (ours, theirs))
-        if here != there:
-            found = f"{name} is {here} on rank 0 and {there} on rank {rank}"
-            break
-    else:
-        found = f"the parts of rank {rank} are in another order than those of rank 0"
-    return f"{found}: under maml.distributed(), make the same meta-learner on every rank"
-
-
 def parts(learner: Learner, loss: Any) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules of a learner and its loss, each with its user's name for it."""
     for path, part in learner.named_modules(prefix="learner"):

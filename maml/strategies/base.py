@@ -7,16 +7,15 @@ import functools
 import os
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from maml.config import OF_A_HOST, Config, flag
-from maml.errors import UserError, WorkerLostError
+from maml.errors import UserError, WorkerLostError, exit_code, first_difference
 from maml.params import Params
-from maml.processes.liveness import Liveness, exit_code
+from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
 from maml.processes.store import exchange, new_room, own_connection
 from maml.processes.world import World
@@ -64,7 +63,7 @@ class Strategy(ABC):
         if self.world.size > 1:
             self._agree()
         try:
-            with self.guard(limited=False):
+            with self.liveness.guard(limited=False):
                 self.liveness.watch()
                 self._transport.enter_context(self.transport())
         except BaseException as error:
@@ -79,11 +78,12 @@ class Strategy(ABC):
         would wait for each other in different transports, or silently train a mixture. Rank 0
         names the first rank and flag that differ; the other ranks end without a message.
         """
-        values = dataclasses.asdict(self.config)
-        del values["batching"]  # each process has chosen what suits its device
+        # Each process has chosen the batching that suits its device.
+        own = {"batching", *OF_A_HOST}
+        values = {flag(n): v for n, v in dataclasses.asdict(self.config).items() if n not in own}
         if self.config.strategy == "allreduce":
             # The kind of device decides which library runs the collectives.
-            values["device type"] = self.worker.device.type
+            values["the kind of --device"] = self.worker.device.type
         try:
             store = own_connection(self.world, new_room("flags"))
             ours, *others = exchange(store, self.world, values)
@@ -93,8 +93,9 @@ class Strategy(ABC):
             line = str(error).strip().splitlines()[0]
             raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
         for rank, theirs in enumerate(others, 1):
-            if difference := _difference(ours, theirs, rank):
-                raise WorkerLostError("", code=2) if self.world.rank else UserError(difference)
+            if difference := first_difference(ours, theirs, rank):
+                line = f"{difference}: start all processes with the same flags"
+                raise WorkerLostError("", code=2) if self.world.rank else UserError(line)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         error = error or self._part()
@@ -112,7 +113,7 @@ class Strategy(ABC):
         if self.world.rank == 0:
             self.liveness.finish()
         try:
-            with self.guard(limited=False), self._transport:
+            with self.liveness.guard(limited=False), self._transport:
                 self.finish()
         except BaseException as error:
             return error
@@ -139,19 +140,6 @@ class Strategy(ABC):
     def finish(self) -> None:
         """Do what is left before all leave in good order."""
         return None
-
-    @contextmanager
-    def guard(self, *, limited: bool = True) -> Iterator[None]:
-        """Turn a failure of the transport into a `WorkerLostError`, after a wait for its cause.
-
-        A ``limited`` body may last no longer than ``--timeout``. This does not rely on the
-        transport's own time limits, because they would count a suspension of the job.
-        """
-        try:
-            with self.liveness.waits.during("limited" if limited else "serving"):
-                yield
-        except RuntimeError as error:
-            raise self.liveness.explain(error) from error
 
     def part_size(self, rank: int) -> int:
         """Return how many tasks of a meta-batch `Tensor.tensor_split` gives a computing rank."""
@@ -200,16 +188,3 @@ class Strategy(ABC):
         By default this process computes the metrics while the others wait.
         """
         return self.worker.evaluate(meta_params, split, ids)
-
-
-def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:
-    """Return a line about the first difference between ``rank`` and rank 0, or ""."""
-    for name in (name for name in ours if name not in OF_A_HOST and name in theirs):
-        if theirs[name] != ours[name]:
-            return (
-                f"{flag(name)} is {ours[name]} on rank 0 and {theirs[name]} on rank {rank}: "
-                "start all processes with the same flags"
-            )
-    if ours.keys() != theirs.keys():
-        return f"rank {rank} runs another version of the program than rank 0"
-    return ""

@@ -68,13 +68,10 @@ def distributed(timeout: float = 300.0) -> int:
     limit = f"timeout={timeout:g}"
     watch = Liveness(world, timeout, StopRequest(), limit=limit, ends=False)
     group = OfLoop(watch)
-    try:
-        watch.watch()
-        if not initialised:
+    watch.watch()
+    if not initialised:
+        with watch.guard():
             group.join("gloo")
-    except RuntimeError as error:
-        line = str(error).strip().splitlines()[0]
-        raise WorkerLostError(f"another process did not join the start: {line}") from error
     # The threads of a group of ours may else still run when the process ends.
     atexit.register(_leave, watch, destroys=not initialised)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))

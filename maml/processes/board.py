@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from maml.errors import DivergedError, WorkerLostError, exit_code
 from maml.processes.clock import Clock, Waits, within
@@ -105,8 +105,12 @@ class Board:
         """Let the heartbeat say that this process fails, unless it has said so before."""
         self.failure = self.failure or Finding(line, [self._world.rank], code)
 
-    def meet(self, judged: Iterable[int]) -> None:
-        """Meet all processes; watch ``judged`` from now on. RuntimeError: a rank is missing."""
+    def meet(self, judged: Iterable[int], content: Any) -> list[Any]:
+        """Meet all processes, watch ``judged`` from now on, and return every rank's ``content``.
+
+        Raises:
+            RuntimeError: if a rank is missing.
+        """
         self._room, world, rank = new_room("members"), self._world, self._world.rank
         store = own_connection(world, self._room)
         self._name = f"{start_name(world)} {self._room}"
@@ -116,13 +120,14 @@ class Board:
                 store.set(key, "")
         store.set(f"beat {rank}", "0")
         store.set(f"spared {rank}", "")
-        found = exchange(store, world, Identity.own())
-        self._members.watch({n: Identity(*of) for n, of in enumerate(found)})
+        identities, contents = zip(*exchange(store, world, [Identity.own(), content]), strict=True)
+        self._members.watch({n: Identity(*of) for n, of in enumerate(identities)})
         self._store = store
         self.answered = self._clock.now()
         self.heard = dict.fromkeys(judged, self.answered)
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.thread.start()
+        return list(contents)
 
     def leave(self, *, failed: bool = False) -> None:
         """Let the heartbeat thread write that this process has left (or failed), and then end."""

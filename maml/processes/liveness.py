@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
@@ -82,15 +83,27 @@ class Liveness:
         # Why this process suspects a loss; whether it has printed a later loss.
         self._suspected, self._said = "", False
 
-    def watch(self) -> None:
-        """Meet all other processes and watch them; raise RuntimeError if one is missing."""
+    def watch(self, content: Any = None) -> list[Any]:
+        """Meet all other processes and watch them; return every rank's ``content``, as from JSON.
+
+        Raises:
+            WorkerLostError: if one does not come.
+        """
+        contents = [content]
         if self.world.size > 1:
             watched = range(1, self.world.size) if self._is_zero else [0]
-            self._board.meet(watched)
+            try:
+                contents = self._board.meet(watched, content)
+            except (RuntimeError, ValueError) as error:
+                who = "another process" if self._is_zero else "rank 0"
+                where = ":".join(os.environ.get(n, "?") for n in ("MASTER_ADDR", "MASTER_PORT"))
+                line = str(error).strip().splitlines()[0]
+                raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
             say_all_have_met()
             self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
             self._judge_thread.start()
         when_lost(lambda line: self._meet_end(Finding(line)))
+        return contents
 
     def finish(self) -> None:
         """On rank 0: announce that all is done and written. A later loss does not fail the run."""
@@ -358,7 +371,9 @@ class Liveness:
                 speaks = self._board.may_speak(wait)
                 if speaks:
                     # `tqdm.write`, because a progress bar may be on the screen.
-                    tqdm.write(f"error: {line}", file=sys.stderr)
+                    is_done = self.finished and not lost  # rank 0 still draws, without a launcher
+                    text = f"{line}; all work is done" if is_done else f"error: {line}"
+                    tqdm.write(text, file=sys.stderr)
                 self.members.kill_lost({*lost} - self._board.failures().keys())
                 within(LAST_WORDS, self.last_words, None)
                 if self._is_zero or speaks:

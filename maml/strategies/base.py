@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -17,7 +16,6 @@ from maml.errors import UserError, WorkerLostError, exit_code, first_difference
 from maml.params import Params
 from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, new_room, own_connection
 from maml.processes.world import World
 from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
@@ -60,40 +58,31 @@ class Strategy(ABC):
         return self.stop.signal
 
     def __enter__(self) -> Strategy:
-        if self.world.size > 1:
-            self._agree()
+        # Each process has chosen the batching that suits its device.
+        own = {"batching", *OF_A_HOST}
+        flags = {flag(n): v for n, v in dataclasses.asdict(self.config).items() if n not in own}
+        if self.config.strategy == "allreduce":
+            # The kind of device decides which library runs the collectives.
+            flags["the kind of --device"] = self.worker.device.type
+        of_all = self.liveness.watch(flags)
         try:
+            self._agree(of_all)
             with self.liveness.guard(limited=False):
-                self.liveness.watch()
                 self._transport.enter_context(self.transport())
         except BaseException as error:
             self._fail(error)
             raise
         return self
 
-    def _agree(self) -> None:
-        """Compare the flags of all processes, before anything else, through the launcher's store.
+    def _agree(self, of_all: list[dict[str, Any]]) -> None:
+        """Compare the flags of all ranks, before anything else.
 
         A job script that starts the processes one by one can give two of them different flags. They
         would wait for each other in different transports, or silently train a mixture. Rank 0
         names the first rank and flag that differ; the other ranks end without a message.
         """
-        # Each process has chosen the batching that suits its device.
-        own = {"batching", *OF_A_HOST}
-        values = {flag(n): v for n, v in dataclasses.asdict(self.config).items() if n not in own}
-        if self.config.strategy == "allreduce":
-            # The kind of device decides which library runs the collectives.
-            values["the kind of --device"] = self.worker.device.type
-        try:
-            store = own_connection(self.world, new_room("flags"))
-            ours, *others = exchange(store, self.world, values)
-        except (RuntimeError, ValueError) as error:
-            who = "rank 0" if self.world.rank else "another process"
-            where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            line = str(error).strip().splitlines()[0]
-            raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
-        for rank, theirs in enumerate(others, 1):
-            if difference := first_difference(ours, theirs, rank):
+        for rank, theirs in enumerate(of_all):
+            if difference := first_difference(of_all[0], theirs, rank):
                 line = f"{difference}: start all processes with the same flags"
                 raise WorkerLostError("", code=2) if self.world.rank else UserError(line)
 
@@ -175,8 +164,7 @@ class Strategy(ABC):
     def packed_share(self, ids: Tensor, flat: Tensor) -> Tensor:
         """Compute training tasks ``ids [B]`` here, at ``flat [P]``; return their packed share."""
         worker, params = self.worker, self.packing.to_params(flat)
-        share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-        return self.packing.share(share).cpu()
+        return self.packing.share(worker.share(params, ids, worker.learner)).cpu()
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed."""

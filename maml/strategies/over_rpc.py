@@ -77,6 +77,7 @@ class OverRpc(Strategy):
         round: On rank 0: the number of rounds so far, each of which ends with `collect`.
         under_way: On rank 0: of each rank with an order, the order's round, and the order.
         ages: How many results were of orders 0, 1, 2 … rounds before.
+        waited: Seconds that `take` has waited.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
@@ -89,7 +90,7 @@ class OverRpc(Strategy):
         self.arrivals = queue.SimpleQueue[Any]()
         self.idle: dict[int, Answer] = {}
         self.under_way: dict[int, tuple[int, Order]] = {}
-        self.round, self.ages = 0, Counter[int]()
+        self.round, self.ages, self.waited = 0, Counter[int](), 0.0
         self._closing, self._closed = threading.Lock(), False
 
     @contextmanager
@@ -166,8 +167,10 @@ class OverRpc(Strategy):
 
     def take(self) -> Arrival | None:
         """Return the next arrival of any rank; None to let `collect` look again at what it has."""
+        began = time.monotonic()
         with self.liveness.guard():
             arrival: Arrival = self.arrivals.get()
+        self.waited += time.monotonic() - began
         return arrival
 
     def hand_out(self, order_for: Callable[[int], Order | None]) -> None:
@@ -189,8 +192,8 @@ class OverRpc(Strategy):
         A result counts if its order is of this round or of ``oldest`` rounds before. Return the
         orders and results that count, in the order of ranks.
         """
-        found: dict[int, tuple[Order, Any]] = {}
-        while not enough(found):
+        results: dict[int, tuple[Order, Any]] = {}
+        while not enough(results):
             self.hand_out(order_for)
             if (arrival := self.take()) is None:
                 continue
@@ -201,9 +204,9 @@ class OverRpc(Strategy):
                 age = self.round - begun
                 self.ages[age] += 1
                 if age <= oldest:
-                    found[arrival.rank] = order, arrival.result
+                    results[arrival.rank] = order, arrival.result
         self.round += 1
-        return dict(sorted(found.items()))
+        return dict(sorted(results.items()))
 
     def finish(self) -> None:
         """On rank 0: tell the others that all is done, and wait until the living ones have left."""
@@ -265,17 +268,17 @@ def on_strategy(method: Callable[..., Any], *args: Any) -> Answer:
     liveness = _this.liveness
     try:
         with liveness.waits.during("called"):
-            found = method(_this, *args)
+            outcome = method(_this, *args)
     except BaseException as error:  # also SystemExit, by which no thread ends its process
         liveness.report(error)
         if not isinstance(error, (UserError, WorkerLostError)):
             traceback.print_exc()
         # RPC's own form of an exception. If we raised it, RPC would also print a traceback.
-        found = RemoteException("it has reported why", RuntimeError)
-    if isinstance(found, torch.futures.Future):
-        return found
+        outcome = RemoteException("it has reported why", RuntimeError)
+    if isinstance(outcome, torch.futures.Future):
+        return outcome
     answer: Answer = torch.futures.Future()
-    answer.set_result(found)
+    answer.set_result(outcome)
     return answer
 
 

@@ -1,9 +1,9 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
 ``--partition exclusive`` makes one call per task, as TorchOpt's distributed training does. Outer
-losses return through a mean reducer, and the distributed backward pass brings the gradients. The
-learner has travelled before, once, as a clone by reference. A worker's first call of a step brings
-the parameters and the ids of all its tasks. The worker computes these as one batch and one node of
+losses return through a mean reducer, and the distributed backward pass brings the gradients. A
+worker's first call of a step brings the parameters and the ids of all its tasks, and in the first
+step the learner, as a clone by reference. The worker computes these as one batch and one node of
 the graph, so it sends one gradient; each call is answered with its task's row.
 
 ``--partition chunk`` gives one order per other worker, with the parameters. The result is the sum
@@ -22,6 +22,7 @@ import torch.distributed.rpc as rpc
 import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
+from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.config import Config
 from maml.errors import WorkerLostError
@@ -73,8 +74,8 @@ class Reference:
 
 EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 
-Work: TypeAlias = tuple[Tensor, list[int]]
-"""The parameters ``[P]`` of a step, and the ids of all tasks of one worker in it."""
+Work: TypeAlias = tuple[Tensor, list[int], Reference | None]
+"""A step's parameters ``[P]``, the ids of all its tasks of one worker, and once the learner."""
 
 
 def exclusive_partitioner(ids: Tensor, step: int, work: dict[int, Work]) -> list[Any]:
@@ -133,9 +134,9 @@ class Rpc(OverRpc):
             # One graph node per rank, so that gradients are added in the order of ranks.
             own_flat, *of_others = flat.expand(1 + len(others), -1).unbind()
             if others:
+                taught = [self._reference()] * len(others)
+                work = dict(enumerate(zip(of_others, others, taught, strict=True), 1))
                 with self.liveness.guard():
-                    self._teach()
-                    work = dict(enumerate(zip(of_others, others, strict=True), 1))
                     pending = exclusive_outer_rows(ids, context, work)
                 time.sleep(YIELD)
             sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
@@ -150,22 +151,17 @@ class Rpc(OverRpc):
         self.wire_bytes += 2 * len(others) * flat.nbytes + ids[:n_calls].nbytes
         return torch.cat([gradient, sums.detach()])
 
-    def _teach(self) -> None:
-        """Send the learner to the other ranks, once."""
-        if not self._taught:
-            self._taught = True
-            try:
-                reference = Reference(self.worker.learner)
-                given = (Rpc.learn, reference)
-                calls = [rpc.rpc_async(rank, on_strategy, given) for rank in self.others]
-            except Exception:  # of any type: copying runs the classes' own code
-                return  # A class made in a function, say, cannot travel.
-            torch.futures.wait_all(calls)
-
-    def learn(self, reference: Reference) -> None:
-        """On a worker, before its first step: take the learner that later calls use."""
-        reference.clone.hold_buffers(self.worker.device)
-        self.arrived = reference.put
+    def _reference(self) -> Reference | None:
+        """Return the learner to send; None if it has been sent, or if it cannot travel."""
+        if self._taught:
+            return None
+        self._taught = True
+        try:
+            reference = Reference(self.worker.learner)
+            _internal_rpc_pickler.serialize(reference)
+        except Exception:  # of any type: copying runs the classes' own code
+            return None  # A class made in a function, say, cannot travel.
+        return reference
 
     def row(self, task: int, step: int, work: Work | None) -> Answer:
         """On a worker: return the future of a task's row.
@@ -178,7 +174,10 @@ class Rpc(OverRpc):
                 self._step, self._rows = step, {}
             row = self._rows.setdefault(task, torch.futures.Future())
         if work is not None:
-            flat, tasks = work
+            flat, tasks, reference = work
+            if reference is not None:
+                reference.clone.hold_buffers(self.worker.device)
+                self.arrived = reference.put
             learner = self.arrived(self.packing.to_params(flat.detach()))
             ids = torch.tensor(tasks)
             rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))

@@ -30,75 +30,80 @@ from tests.strategies.faults import (
 SILENT_S = 15
 """The runs' --timeout. A healthy rank's first gradient takes seconds on a busy machine."""
 
-# Each fault, each strategy, a worker and rank 0 are in a case of QUICK or SLOW.
+# Each fault, each strategy, a worker and rank 0, and each phase of rank 0 are in a case.
 QUICK = (
-    ("rpc exclusive", "killed", 0),
-    ("rpc chunk", "stopped", 2),
-    ("allreduce", "holds the interpreter's lock", 0),
-    ("param-server sync", "failed", 2),
-    ("param-server collective", "disconnected", 2),
-    ("rpc chunk", "hangs while its heart beats", 2),
-    ("rpc exclusive", "exits", 2),
-    ("allreduce", "has no heartbeat", 2),
-    ("param-server sync", "cannot watch", 2),
-    ("param-server collective", "killed", (0, 1)),
-    ("rpc chunk", "stopped", (0, 2)),
+    ("rpc exclusive", "killed", 0, ""),
+    ("rpc chunk", "stopped", 2, ""),
+    ("allreduce", "holds the interpreter's lock", 0, ""),
+    ("param-server sync", "failed", 2, ""),
+    ("param-server collective", "disconnected", 2, ""),
+    ("rpc chunk", "hangs while its heart beats", 2, ""),
+    ("rpc exclusive", "exits", 2, ""),
+    ("allreduce", "has no heartbeat", 2, ""),
+    ("param-server sync", "cannot watch", 2, ""),
+    ("param-server collective", "killed", (0, 1), ""),
+    ("rpc chunk", "stopped", (0, 2), ""),
+    ("allreduce", "killed", 0, "tested"),
 )
-SLOW = (
+HANGS = "hangs while its heart beats"
+AT_ANY_TIME = (
     ("rpc exclusive", "failed", 2),
     ("rpc chunk", "crashed", 0),
     ("rpc chunk", "disconnected", 2),
-    ("allreduce", "killed", 2),
-    ("allreduce", "failed", 0),
+    *(("allreduce", fault, 2) for fault in ("killed", HANGS, "exits")),
+    *(("allreduce", fault, 0) for fault in ("failed", HANGS, "exits", "cannot watch")),
+    ("allreduce", "has no heartbeat", 0),
     ("param-server async", "failed", 2),
-    ("param-server sync", "holds the interpreter's lock", 2),
+    *(("param-server sync", f, 2) for f in ("holds the interpreter's lock", HANGS, "exits")),
     ("param-server sync", "stopped", 0),
-    ("param-server collective", "stopped", 2),
+    *(("param-server collective", fault, 2) for fault in ("stopped", HANGS, "exits")),
     ("param-server collective", "killed", 0),
-    ("param-server remote", "killed", 2),
-    ("param-server remote", "stopped", 2),
-    ("allreduce", "hangs while its heart beats", 0),
-    ("allreduce", "hangs while its heart beats", 2),
-    ("param-server collective", "hangs while its heart beats", 2),
-    ("param-server sync", "hangs while its heart beats", 2),
-    *(("allreduce", fault, 0) for fault in ("exits", "cannot watch", "has no heartbeat")),
-    *((s, "exits", 2) for s in ("allreduce", "param-server sync", "param-server collective")),
+    *(("param-server remote", fault, 2) for fault in ("killed", "stopped")),
     *((strategy, "killed", two) for strategy in ALL for two in ((0, 1), (0, 2), (1, 2))),
     *((strategy, "stopped", two) for strategy in STRATEGIES for two in ((0, 1), (1, 2))),
 )
+IN_PHASES = {
+    "allreduce": ("validation", "test", "drawing", "parting"),
+    "rpc chunk": ("test", "tested", "drawing"),
+    "param-server collective": ("test", "tested"),
+    "param-server backup": ("tested",),
+    "rpc exclusive": ("parting",),
+}
+SLOW = [(*case, "") for case in AT_ANY_TIME]
+SLOW += [(name, "killed", 0, phase) for name, of in IN_PHASES.items() for phase in of]
 
 
 def _slow(*cases: tuple[object, ...]) -> list[Any]:
     return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-@pytest.mark.parametrize(("strategy", "fault", "ranks"), [*QUICK, *_slow(*SLOW)])
+@pytest.mark.parametrize(("strategy", "fault", "ranks", "phase"), [*QUICK, *_slow(*SLOW)])
 def test_a_lost_process_ends_the_run(
-    tmp_path: Path, strategy: str, fault: str, ranks: Ranks
+    tmp_path: Path, strategy: str, fault: str, ranks: Ranks, phase: str
 ) -> None:
     """Exactly one line names rank, process and cause; the status is right, and progress is kept.
 
     The line names the rank that hangs, not a rank that waits for it. It names both of two ranks.
     """
-    _check_end(tmp_path / "run", strategy, FAULTS[fault], ranks)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "phase"),
-    [
-        ("allreduce", "tested"),
-        *_slow(
-            *(("allreduce", phase) for phase in ("validation", "test", "drawing")),
-            *(("rpc chunk", phase) for phase in ("test", "tested", "drawing")),
-            *(("param-server collective", phase) for phase in ("test", "tested")),
-            ("param-server backup", "tested"),
-            *((strategy, "parting") for strategy in ("rpc exclusive", "allreduce")),
-        ),
-    ],
-)
-def test_rank_zero_is_named_in_every_phase(tmp_path: Path, strategy: str, phase: str) -> None:
+    injected = FAULTS[fault]._replace(phase=phase)
+    done = inject(tmp_path / "run", strategy, injected, ranks, SILENT_S)
+    (line,) = done.said
+    ranks = (ranks,) if isinstance(ranks, int) else ranks
+    for rank, pid in zip(ranks, done.pids, strict=True):
+        assert re.search(rf"rank {rank} \(host [^)]*, pid {pid}\)", line), line
+    assert re.search(injected.cause, line)
+    # Only the traceback of an error in the program may be shown.
+    tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
+    assert all(re.match("ValueError: |SystemExit: ", told) for told in tracebacks), done.stderr
+    # Torch's frames about a store that died with rank 0 may not be shown either.
+    assert "TCPStore.cpp" not in done.stderr, done.stderr
     state = "finished" if phase in ("drawing", "parting") else "failed"
-    _check_end(tmp_path / "run", strategy, KILLED._replace(phase=phase), 0, state)
+    assert done.state in (state, "lost" if 0 in ranks else state)
+    assert all(code in (1, -signal.SIGKILL, injected.code) for code in done.codes), done.codes
+    assert sum(code < 0 for code in done.codes) <= len(ranks), done.codes
+    limit = DEATH_S if injected.ends else SILENT_S + DEATH_S
+    assert done.seconds < limit * SLACK
+    assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
 
 
 @pytest.mark.parametrize(
@@ -129,48 +134,37 @@ def test_a_killed_launcher_is_named(
         assert (tmp_path / "run" / "checkpoints" / "last.pt").exists()
 
 
+DRAWS_LOCALLY = WHILE_DRAWING._replace(launcher="launch/local")
+DRAWS_ALONE = WHILE_DRAWING._replace(launcher="torchrun")
+
+
 @pytest.mark.parametrize(
-    ("strategy", "rank"),
+    ("strategy", "fault", "rank"),
     [
-        ("rpc chunk", 2),
+        ("rpc chunk", WHILE_DRAWING, 2),
+        ("param-server backup", GOES_ON, 2),
         *_slow(
-            *((strategy, 2) for strategy in ALL if strategy != "rpc chunk"),
-            *((strategy, LAUNCHER) for strategy in ("rpc exclusive", "allreduce", "observers")),
+            *((strategy, WHILE_DRAWING, 2) for strategy in ALL if strategy != "rpc chunk"),
+            *((s, DRAWS_ALONE, LAUNCHER) for s in ("rpc exclusive", "allreduce", "observers")),
+            ("observers", GOES_ON, 2),
+            ("allreduce", DRAWS_LOCALLY, 2),
         ),
     ],
 )
-def test_what_is_finished_stays_so(tmp_path: Path, strategy: str, rank: int) -> None:
-    """A worker or the launcher is killed while rank 0 draws: a line says so, and it draws on."""
-    launcher = "torchrun" if rank == LAUNCHER else ""
-    fault = WHILE_DRAWING._replace(launcher=launcher)
+def test_who_can_go_on_does(tmp_path: Path, strategy: str, fault: Fault, rank: int) -> None:
+    """A worker or the launcher is killed, while rank 0 draws or another worker stands in for it.
+
+    A line says so, and the run comes to its end; launch/local ends nobody.
+    """
     done = inject(tmp_path / "run", strategy, fault, rank, SILENT_S)
     (line,) = done.said
-    assert f"pid {done.pids[0]}) was killed; all work is done" in line
-    assert "error: " not in line
+    assert re.search(rf"pid {done.pids[0]}\) was killed; ", line)
+    assert re.search(fault.cause, line) and "error: " not in line
     assert done.state == "finished"
-    assert done.codes == ([-signal.SIGKILL] if launcher else [0, 0, -signal.SIGKILL])
-    assert (tmp_path / "run" / "curves.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fault"),
-    [
-        ("param-server backup", GOES_ON),
-        # While rank 0 draws, all work is done: every strategy can lose a worker.
-        *_slow(
-            ("observers", GOES_ON), ("allreduce", WHILE_DRAWING._replace(launcher="launch/local"))
-        ),
-    ],
-)
-def test_a_launcher_ends_nobody_who_can_go_on(tmp_path: Path, strategy: str, fault: Fault) -> None:
-    """Under launch/local one rank is killed: the run comes to its end and does not fail."""
-    done = inject(tmp_path / "run", strategy, fault, 2, SILENT_S)
-    (line,) = done.said
-    assert re.search(rf"^rank 2 \(host .*, pid {done.pids[0]}\) was killed; ", line)
-    assert re.search(fault.cause, line)
-    assert done.codes == [0]
-    assert done.state == "finished"
+    codes = {"": [0, 0, -signal.SIGKILL], "torchrun": [-signal.SIGKILL], "launch/local": [0]}
+    assert done.codes == codes[fault.launcher]
     assert result(tmp_path / "run")["tasks"] == 8
+    assert (tmp_path / "run" / "curves.png").exists()
 
 
 def test_one_lost_at_the_start_ends_all_under_launch_local(tmp_path: Path) -> None:
@@ -180,28 +174,6 @@ def test_one_lost_at_the_start_ends_all_under_launch_local(tmp_path: Path) -> No
     assert done.said == []
     assert done.codes == [128 + signal.SIGKILL]
     assert done.seconds < DEATH_S * SLACK
-
-
-def _check_end(
-    run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, state: str = "failed"
-) -> None:
-    done = inject(run_dir, strategy, fault, ranks, SILENT_S)
-    (line,) = done.said
-    ranks = (ranks,) if isinstance(ranks, int) else ranks
-    for rank, pid in zip(ranks, done.pids, strict=True):
-        assert re.search(rf"rank {rank} \(host [^)]*, pid {pid}\)", line), line
-    assert re.search(fault.cause, line)
-    # Only the traceback of an error in the program may be shown.
-    tracebacks = re.findall(r"Traceback .*\n(?: .*\n)*(.*)", done.stderr)
-    assert all(re.match("ValueError: |SystemExit: ", told) for told in tracebacks), done.stderr
-    # Torch's frames about a store that died with rank 0 may not be shown either.
-    assert "TCPStore.cpp" not in done.stderr, done.stderr
-    assert done.state in (state, "lost" if 0 in ranks else state)
-    assert all(code in (1, -signal.SIGKILL, fault.code) for code in done.codes), done.codes
-    assert sum(code < 0 for code in done.codes) <= len(ranks), done.codes
-    limit = DEATH_S if fault.ends else SILENT_S + DEATH_S
-    assert done.seconds < limit * SLACK
-    assert (run_dir / "checkpoints" / "last.pt").exists()
 
 
 @pytest.mark.parametrize(

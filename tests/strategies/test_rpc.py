@@ -1,18 +1,12 @@
 """The rpc strategy: what travels, calls that wait for each other, and who leaves last."""
 
-import random
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from maml.processes.world import World
-from maml.strategies.rpc import Reference, Rpc
+from maml.strategies.rpc import Reference
 from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
@@ -21,7 +15,7 @@ FORGETS = """
 from maml.strategies.rpc import Rpc
 row = Rpc.row
 def forget(self, task, step, work):
-    return row(self, task, step, work and (work[0].detach(), work[1]))
+    return row(self, task, step, work and (work[0].detach(), *work[1:]))
 Rpc.row = forget
 """
 
@@ -81,25 +75,3 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
     for rank in start_ranks(2, args, script=planted(tmp_path, PARTS_LATE)):
         rank.wait(60)
-
-
-def test_calls_in_any_order_are_one_batch_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call of a step has its own thread, and the one with the work may come at any time."""
-    batches = []
-
-    def compute(self: Rpc, ids: Tensor, flat: Tensor, learner: Any) -> Tensor:
-        batches.append(ids.tolist())
-        return ids[:, None] * flat
-
-    monkeypatch.setattr(Rpc, "_outer_rows", compute)
-    worker = worker_of("maml-sinusoid-10shot")
-    strategy = Rpc(worker.config, World(0, 1, 0, 1, launched=False), worker)
-    tasks, flat = [3, 1, 4, 2], torch.full((strategy.packing.n_params,), 0.5)
-    for step in range(20):
-        calls = [(task, step, (step * flat, tasks) if task == 3 else None) for task in tasks]
-        random.Random(step).shuffle(calls)
-        with ThreadPoolExecutor(len(calls)) as pool:
-            rows = [pool.submit(strategy.row, *call) for call in calls]
-        for (task, *_), row in zip(calls, rows, strict=True):
-            assert torch.equal(row.result().wait(), task * step * flat)
-    assert batches == [tasks] * 20

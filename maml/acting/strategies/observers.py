@@ -88,12 +88,12 @@ class Observers(OverRpc):
         there = [rank for rank in self.others if rank not in self.gone]
         split = ids.tensor_split(len(there)) if there else []
         parts = {rank: part for rank, part in zip(there, split, strict=True) if len(part)}
-        found = self.play(problem.params(problem.start, 0), parts)
+        plays = self.play(problem.params(problem.start, 0), parts)
         # In the order of ids, not of arrival, so that a repeated run has the same bits.
-        self._played = torch.cat([part for (_, part), _ in found])
+        self._played = torch.cat([part for (_, part), _ in plays])
         self._counts["missed_tasks"] += len(ids) - len(self._played)
-        joined = pytree.tree_map(lambda *of: torch.cat(of), *(played for _, (played, _) in found))
-        self._waits += [waits for _, (_, waits) in found]
+        joined = pytree.tree_map(lambda *of: torch.cat(of), *(played for _, (played, _) in plays))
+        self._waits += [waits for _, (_, waits) in plays]
         made = Batch(phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
@@ -104,13 +104,13 @@ class Observers(OverRpc):
         self._deadline = began + 2 * self.config.timeout
         self._playing, self._policy = set(parts), policy
         orders = {rank: (Observers.observe, part) for rank, part in parts.items()}
-        found = self.collect(
+        results = self.collect(
             lambda rank: orders.pop(rank, None), lambda _: self._playing <= self.gone
         )
-        if not found:
+        if not results:
             raise self.liveness.explain(RuntimeError("no observer is left"))
         self._acting += self.liveness.clock.now() - began
-        return list(found.values())
+        return list(results.values())
 
     def take(self) -> Arrival | None:
         """Answer a batch of requests if it is due; else return what the next observer brings."""

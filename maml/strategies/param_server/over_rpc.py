@@ -17,7 +17,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Arrival, Order, OverRpc
+from maml.strategies.over_rpc import Order, OverRpc
 from maml.worker import Share, Worker
 
 
@@ -44,7 +44,7 @@ class ParameterServer(OverRpc):
         # The first task of the next meta-batch to hand out, in async mode.
         self._next_task: int | None = None
         self._taken_in = torch.empty(0, dtype=torch.int64)
-        self._busy, self._waited = 0.0, 0.0
+        self._busy = 0.0
 
     def part_size(self, rank: int) -> int:
         """Return the size of a trainer's part: in async mode, a whole meta-batch."""
@@ -64,7 +64,7 @@ class ParameterServer(OverRpc):
         In async mode each trainer gets a whole meta-batch, so that a step is the mean over as many
         tasks as in every other mode.
         """
-        began, self._waited = time.monotonic(), 0.0
+        began, self.waited = time.monotonic(), 0.0
         params = self.publish(meta_params)
         parts = dict(zip(self.others, ids.tensor_split(len(self.others)), strict=True))
         # With fewer tasks than trainers, some trainers get no order, and we do not wait for them.
@@ -75,11 +75,11 @@ class ParameterServer(OverRpc):
             tasks = self._next_batch(ids) if self.is_async else parts.pop(rank, None)
             return None if tasks is None else (type(self).compute, tasks, params)
 
-        found = self.collect(order_for, lambda found: len(found) >= wait_for, self.oldest)
-        self._taken_in = torch.cat([tasks for (_, tasks, _), _ in found.values()])
+        results = self.collect(order_for, lambda results: len(results) >= wait_for, self.oldest)
+        self._taken_in = torch.cat([tasks for (_, tasks, _), _ in results.values()])
         # Sum in the order of ranks, not of arrival, so that a repeated run has the same bits.
-        flat = functools.reduce(torch.add, (share for _, share in found.values()))
-        self._busy += time.monotonic() - began - self._waited
+        flat = functools.reduce(torch.add, (share for _, share in results.values()))
+        self._busy += time.monotonic() - began - self.waited
         return self.packing.to_share(flat)
 
     def _next_batch(self, ids: Tensor) -> Tensor:
@@ -91,13 +91,6 @@ class ParameterServer(OverRpc):
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return the ids of the gradients that this step took in."""
         return self._taken_in
-
-    def take(self) -> Arrival | None:
-        """Return the next arrival; count the wait for it."""
-        began = time.monotonic()
-        arrival = super().take()
-        self._waited += time.monotonic() - began
-        return arrival
 
     def report(self) -> dict[str, Any]:
         """Return bytes, the server's busy seconds, dropped gradients, and staleness by age."""

@@ -85,8 +85,10 @@ def _leave(watch: Liveness, destroys: bool) -> None:
         f"left after call {distribution.calls}: every rank must make the same calls",
         getattr(sys, "last_value", None),
     )
-    if watch.world.rank == 0 and not launcher_holds_store():
-        time.sleep(2 * BEAT)  # this process holds the store, where the others read why it left
+    if watch.found or (watch.world.rank == 0 and not launcher_holds_store()):
+        # This process holds the store, where the others read why it left. Or the others are about
+        # to name the lost rank as well, and torchrun ends them soon after this one.
+        time.sleep(2 * BEAT)
     # With an unfinished collective, this would wait for ever.
     if destroys and not watch.found and dist.is_initialized():
         dist.destroy_process_group()

@@ -153,9 +153,7 @@ class Liveness:
         if self._is_zero and not self._over.is_set():
             if self.finished:
                 self._board.say_done(LEAVING)
-            deadline = time.monotonic() + min(self.timeout, GOODBYE)
-            while self._judged() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            self.await_leaving(min(self.timeout, GOODBYE))
         self._over.set()
         self._board.leave(failed=failed)
         when_lost(lambda line: None)
@@ -164,15 +162,17 @@ class Liveness:
             # wait for ever, because a frozen store does not answer.
             thread.join(2.0)
 
-    def staying(self) -> set[int]:
-        """Return the watched ranks that have not left."""
-        return {rank for rank in self._board.heard if self._board.beats.get(rank) != LEFT}
+    def await_leaving(self, seconds: float) -> list[int]:
+        """On rank 0: wait until all others have left or are lost; return who stays.
 
-    def silent(self, seconds: float) -> set[int]:
-        """Return the `staying` ranks that were lost, or silent for more than ``seconds``."""
-        board = self._board
-        found = {r for r in board.heard if board.silence(r) > seconds or self._is_lost(r)}
-        return found & self.staying()
+        Wait at most ``seconds``. After `GOODBYE` of them, `EVIDENCE` seconds of silence are a loss.
+        """
+        began = self.clock.now()
+        while (staying := self._judged()) and (waited := self.clock.now() - began) <= seconds:
+            if waited > GOODBYE:
+                self._suspected = "rank 0 waits for it to leave"
+            time.sleep(0.05)
+        return staying
 
     def check(self) -> None:
         """Let this process end as lost, not as stopped, if another process of this host was killed.
@@ -247,20 +247,20 @@ class Liveness:
 
     def _meet_end(self, found: Finding) -> None:
         """End, unless this process goes on without the lost rank; then write that it does."""
-        if self._board.done and self._is_zero:
-            if not self._said and self._board.may_speak():
-                tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
-            self._said = True
-            self.members.kill_lost({*found.ranks} - self._board.failures().keys())
-        elif self.world.rank or not found.ranks or not self.survives(found.ranks, found.line):
-            self._end(found)
-            return
+        with self._ending:  # while one thread ends this process, another does not let it go on
+            if self._board.done and self._is_zero:
+                if not self._said and self._board.may_speak():
+                    tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
+                self._said = True
+                self.members.kill_lost({*found.ranks} - self._board.failures().keys())
+            elif self.world.rank or not found.ranks or not self.survives(found.ranks, found.line):
+                self._end(found)
+                return
+            self.excused.update(found.ranks)
+            for rank in found.ranks:
+                self._board.spare(rank)
         if not found.ranks:
             self._over.wait()
-            return
-        self.excused.update(found.ranks)
-        for rank in found.ranks:
-            self._board.spare(rank)
 
     def _look(self) -> Finding | None:
         """Return the finding that ends this process, if there is one."""
@@ -334,7 +334,9 @@ class Liveness:
 
     def _judged(self) -> list[int]:
         """Return the watched ranks that must still be there, sorted."""
-        return sorted(self.staying() - self.excused)
+        beats = self._board.beats
+        staying = {rank for rank in self._board.heard if beats.get(rank) != LEFT}
+        return sorted(staying - self.excused)
 
     def _is_lost(self, rank: int) -> bool:
         """Return whether a rank ended so long ago that a last heartbeat, `LEFT`, would be here."""

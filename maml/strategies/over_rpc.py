@@ -9,7 +9,6 @@ to give which order, and whose results to wait for.
 from __future__ import annotations
 
 import atexit
-import math
 import queue
 import sys
 import threading
@@ -36,9 +35,6 @@ from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World, choose_interface
 from maml.strategies.base import Strategy
 from maml.worker import Worker
-
-SILENT = 3.0
-"""`GOODBYE` seconds after the end, rank 0 gives up processes silent for this many seconds."""
 
 YIELD = 0.0005
 """Seconds that the transport's threads need to send a message. If all cores compute, they wait for
@@ -85,7 +81,7 @@ class OverRpc(Strategy):
         self.drives, self.home = world.rank == 0, torch.device("cpu")
         self.others = range(1, world.size)
         self.spared = 0
-        self.gone: set[int] = set()
+        self.gone = self.liveness.excused
         self.liveness.survives = self.survives
         self.arrivals = queue.SimpleQueue[Any]()
         self.idle: dict[int, Answer] = {}
@@ -213,25 +209,15 @@ class OverRpc(Strategy):
         if not self.drives:
             return
         self.send_home()
-        liveness, clock = self.liveness, self.liveness.clock
-        patience = GOODBYE if self.stop else self.config.timeout
-        began = clock.now()
+        members = self.liveness.members
         # A process may be in the middle of a gradient.
-        while missing := liveness.staying() - self.gone:
-            waited = clock.now() - began
-            silent = liveness.silent(SILENT if waited > GOODBYE else math.inf)
-            if missing <= silent or waited > patience:
-                break
-            time.sleep(0.05)
-        for rank in sorted(missing - liveness.excused):
-            killed = "; killed" if liveness.members.kill(rank) else ""
-            line = (
-                f"{liveness.members.name([rank])} did not leave in time{killed}; all work is done"
-            )
+        for rank in self.liveness.await_leaving(GOODBYE if self.stop else self.config.timeout):
+            killed = "; killed" if members.kill(rank) else ""
+            line = f"{members.name([rank])} did not leave in time{killed}; all work is done"
             print(line, file=sys.stderr, flush=True)
-        for rank in self.gone:
+        for rank in sorted(self.gone):
             # A process that was given up may be stopped by a signal, and would never end.
-            liveness.members.kill(rank)
+            members.kill(rank)
 
     def send_home(self) -> None:
         """Tell the others that all is done: those that wait for an order, and who comes later."""
@@ -244,9 +230,8 @@ class OverRpc(Strategy):
             answer.set_result(None)
 
     def survives(self, ranks: Collection[int], line: str) -> bool:
-        """Give up lost ranks; return whether the run goes on. A thread of `Liveness` calls it."""
-        self.gone.update(ranks)
-        if sum(map(self.counts, tuple(self.gone))) > self.spared:
+        """Return whether the run goes on without lost ranks. A thread of `Liveness` calls it."""
+        if sum(map(self.counts, self.gone.union(ranks))) > self.spared:
             return False
         them = "it" if len(ranks) == 1 else "them"
         print(f"{line}; training goes on without {them}", file=sys.stderr, flush=True)

@@ -21,52 +21,41 @@ def description(kind: type, learner: Learner, loss: Any, batching: str | None) -
 
     ``loss`` is a function, a module, or None.
     """
-    found = {"the learner": kind.__name__}
+    values = {"the learner": kind.__name__}
     head = str(getattr(learner.network, "head_prefix", None))
-    found["head"] = own_name(learner.network, head).rstrip(".")
-    found |= {k: str(v) for k, v in vars(learner.config).items() if k not in OF_A_HOST}
-    found["batching"] = str(batching or "auto")
+    values["head"] = own_name(learner.network, head).rstrip(".")
+    values |= {k: str(v) for k, v in vars(learner.config).items() if k not in OF_A_HOST}
+    values["batching"] = str(batching or "auto")
     of_loss = f"{_name(loss)} (code {zlib.crc32(repr(_code(loss, set())).encode()):08x})"
-    found["the loss"] = type(loss).__qualname__ if isinstance(loss, nn.Module) else of_loss
+    values["the loss"] = type(loss).__qualname__ if isinstance(loss, nn.Module) else of_loss
     for path, part in parts(learner, loss):
         by_torch = type(part).extra_repr.__module__.startswith("torch.")
-        values = part.extra_repr() if by_torch else ""  # a user's may be of this process alone
+        settings = part.extra_repr() if by_torch else ""  # a user's may be of this process alone
         mode = "" if part.training else " in evaluation mode"
-        found[f"part {path}" if path else "the module"] = (
-            f"{type(part).__qualname__}({values}){mode}"
+        values[f"part {path}" if path else "the module"] = (
+            f"{type(part).__qualname__}({settings}){mode}"
         )
         for name, parameter in part._parameters.items():
-            found[f"{path}.{name}".lstrip(".")] = _form(parameter)
-    return found
+            values[f"{path}.{name}".lstrip(".")] = _form(parameter)
+    return values
 
 
 def held(learner: Learner, loss: Any) -> dict[str, Tensor]:
     """Return all tensors of a learner and of its loss by name, also those that attributes hold."""
-    found = {}
+    tensors = {}
     for path, part in parts(learner, loss):
-        own = {n: v for n, v in vars(part).items() if n not in OF_TORCH}
-        for keys, value in pytree.tree_flatten_with_path(own | part._buffers | part._parameters)[0]:
+        attributes = {n: v for n, v in vars(part).items() if n not in OF_TORCH}
+        of_part = attributes | part._buffers | part._parameters
+        for keys, value in pytree.tree_flatten_with_path(of_part)[0]:
             if isinstance(value, Tensor):
                 key = pytree.keystr(keys).replace("['", ".").replace("']", "")
-                found[f"{path}{key}".lstrip(".")] = value
-    return found
+                tensors[f"{path}{key}".lstrip(".")] = value
+    return tensors
 
 
 def forms(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the dtype and the shape of each tensor, and whether it is a frozen parameter."""
     return {name: _form(tensor) for name, tensor in tensors.items()}
-
-
-def difference(ours: Mapping[str, str], theirs: Mapping[str, str], rank: int) -> str:
-    """Return a line about the first difference between the `description` of a rank and rank 0."""
-    for name in {**ours, **theirs}:
-        here, there = (of.get(name, "missing") for of in (ours, theirs))
-        if here != there:
-            found = f"{name} is {here} on rank 0 and {there} on rank {rank}"
-            break
-    else:
-        found = f"the parts of rank {rank} are in another order than those of rank 0"
-    return f"{found}: under maml.distributed(), make the same meta-learner on every rank"
 
 
 def parts(learner: Learner, loss: Any) -> Iterator[tuple[str, nn.Module]]:

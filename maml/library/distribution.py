@@ -2,123 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import threading
-import time
 import zlib
 from collections.abc import Callable
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.tasks import Task
-from maml.errors import UserError
+from maml.errors import UserError, first_difference
 from maml.learners import Learner
-from maml.library.agreement import OF_TORCH, difference, forms, held, parts
+from maml.library.agreement import OF_TORCH, forms, held, parts
 from maml.params import ParamLayout, Params
-from maml.processes.launcher import tell_launcher
 
 if TYPE_CHECKING:  # `joining` imports it, if a process is one of many
-    from maml.processes.liveness import Liveness
+    from maml.processes.collectives import Collectives
 
 ROUNDING = 1e-4
 """The sums of the parameters may differ by this part of their norm: hosts may round differently."""
-POLL = timedelta(seconds=0.5)
-"""A wait for a collective returns to Python after this time, to see whether a rank was lost."""
-GRACE = 5.0
-"""A rank that left may have done its part of a collective, which then ends within these seconds."""
 DOING = "make", "call"
+SAME = "under maml.distributed(), make the same meta-learner on every rank"
 
-watch: Liveness | None = None
-"""What finds lost ranks, once `maml.library.joining.distributed` has joined the others."""
+group: Collectives | None = None
+"""All processes, once `maml.library.joining.distributed` has joined the others."""
 calls = 0
 """The calls of meta-learners that this process has finished."""
 
 
-# ---- collectives --------------------------------------------------------------------------------
+def _of_all(doing: int, made_of: dict[str, str], numbers: list[int]) -> Tensor:
+    """Return the four numbers of all processes ``[ranks, 4]``, which must do the same now.
 
-
-def device_for(backends: str, own: torch.device) -> torch.device:
-    """Return the device whose tensors a process group takes: ``own``, if one of its backends does.
-
-    ``backends``: as `torch.distributed.get_backend_config` says it, "cpu:gloo,cuda:nccl".
-    """
-    kinds = [pair.partition(":")[0] for pair in backends.split(",")]
-    if own.type in kinds:
-        return own
-    return torch.device("cpu" if "cpu" in kinds else kinds[0])
-
-
-def _together(collective: Callable[..., Any], tensor: Tensor, *given: Any) -> Tensor:
-    """Return what a collective of all processes, which works in place, makes of a tensor.
-
-    Raises:
-        WorkerLostError: naming the rank that does not take part, as far as can be found.
-    """
-    assert watch is not None
-    moved = tensor.to(device_for(dist.get_backend_config(), tensor.device))
-    try:
-        with watch.waits.during("limited"):
-            _wait(collective(moved, *given, async_op=True), watch, blocks=moved.is_cpu)
-    except RuntimeError as error:
-        lost = watch.explain(error)
-        tell_launcher(f"error: {lost}")
-        # Never destroy the group: its destructor would wait for the unfinished collective.
-        forever = threading.Event().wait
-        threading.Thread(target=lambda _: forever(), args=[dist.group.WORLD], daemon=True).start()
-        raise lost from None
-    return moved.to(tensor.device)
-
-
-def _wait(work: dist.Work, watch: Liveness, *, blocks: bool) -> None:
-    """Wait for a collective; raise RuntimeError if it fails, or never ends: a rank was lost.
-
-    ``blocks``: whether ``work.wait`` blocks this thread. On a GPU it blocks a stream.
-    """
-    deadline = math.inf
-    while not work.is_completed():
-        if watch.found:
-            deadline = min(deadline, time.monotonic() + (0 if watch.found.code else GRACE))
-        if time.monotonic() >= deadline:
-            raise RuntimeError("a rank was lost")
-        if blocks:
-            with contextlib.suppress(RuntimeError):
-                work.wait(POLL)
-        else:
-            time.sleep(0.0005)
-    work.wait()
-
-
-def _from_rank(source: int, content: Any) -> Any:
-    """Return the content that the process of rank ``source`` gives.
-
-    `torch.distributed.broadcast_object_list` does the same, but would wait for a lost rank.
-    """
-    text, size = c10d._object_to_tensor(content, torch.device("cpu"), dist.group.WORLD)
-    size = _together(dist.broadcast, size, source)
-    text = text if dist.get_rank() == source else text.new_empty(int(size))
-    return c10d._tensor_to_object(_together(dist.broadcast, text, source), size, dist.group.WORLD)
-
-
-def _of_all(doing: str, made_of: dict[str, str], numbers: list[int]) -> Tensor:
-    """Return the numbers of all processes ``[ranks, N]``, which must do the same now.
+    ``doing``: an index of `DOING`.
 
     Raises:
         UserError: on every rank, if a process does something else, or its meta-learner is of other
             parts than ``made_of``.
     """
+    assert group is not None
     digest = zlib.crc32(repr(made_of).encode())
-    of_all = torch.zeros(dist.get_world_size(), 6, dtype=torch.int64)
-    mine = torch.tensor([DOING.index(doing), digest, *numbers])
-    of_all[dist.get_rank(), : len(mine)] = mine
-    of_all = _together(dist.all_reduce, of_all)
+    of_all = group.of_all([doing, digest, *numbers])
     for rank, (does, has, *_) in enumerate(of_all.tolist()):
         if does != of_all[0, 0]:
             raise UserError(
@@ -127,11 +52,11 @@ def _of_all(doing: str, made_of: dict[str, str], numbers: list[int]) -> Tensor:
                 "and call the same ones, in the same order"
             )
         if has != of_all[0, 1]:
-            raise UserError(difference(_from_rank(0, made_of), _from_rank(rank, made_of), rank))
+            here, there = (group.from_rank(source, made_of) for source in (0, rank))
+            order = f"the parts of rank {rank} are in another order than those of rank 0"
+            found = first_difference(here, there, rank) or order
+            raise UserError(f"{found}: {SAME}")
     return of_all[:, 2:]
-
-
-# ---- a meta-learner's work ----------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -141,16 +66,16 @@ def same_everywhere(made_of: Callable[[], dict[str, str]], learner: Learner, los
     Raises:
         UserError: on every rank, if a process has another meta-learner, or other tensors.
     """
-    if watch is None:
+    if group is None:
         return
     tensors = held(learner, loss)
-    _of_all(DOING[0], made_of() | forms(tensors), [])
+    _of_all(0, made_of() | forms(tensors), [0] * 4)
     modules = [part for _, part in parts(learner, loss)]
-    for part, values in zip(modules, _from_rank(0, [*map(_plain, modules)]), strict=True):
+    for part, values in zip(modules, group.from_rank(0, [*map(_plain, modules)]), strict=True):
         vars(part).update(values)
     for tensor in {id(t): t for t in tensors.values()}.values():
         # A clone, because a view's whole storage is sent.
-        of_first = _from_rank(0, tensor.data.cpu().clone() if dist.get_rank() == 0 else None)
+        of_first = group.from_rank(0, tensor.data.cpu().clone() if dist.get_rank() == 0 else None)
         try:
             tensor.copy_(of_first)
         except RuntimeError:  # made by `expand`, say
@@ -169,7 +94,7 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 def part(n: int) -> range:
     """Return this process's share of the indices 0 … ``n`` − 1."""
-    size, rank = (dist.get_world_size(), dist.get_rank()) if watch else (1, 0)
+    size, rank = (dist.get_world_size(), dist.get_rank()) if group else (1, 0)
     return range(n * rank // size, n * (rank + 1) // size)
 
 
@@ -179,8 +104,8 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     count = losses.new_full((1,), len(losses))
     layout = ParamLayout(sums)
     flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
-    if watch:
-        flat = _together(dist.all_reduce, flat)
+    if group:
+        flat = group.together(dist.all_reduce, flat)
         calls += 1
     _, total, gradients = (flat / flat[0]).split([1, 1, layout.n_params])
     return total[0], layout.to_params(gradients)
@@ -203,7 +128,7 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
     before = torch.get_rng_state()
     drawn = draw_number()
     torch.set_rng_state(before)
-    if watch is None:
+    if group is None:
         return drawn
     # A checksum, as quick as `torch.hash_tensor`, which sees no order.
     digest = 0
@@ -216,7 +141,7 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
     # Weights, because the sum alone sees no order.
     weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
     size = torch.stack([weighted, flat.norm()]).cpu().view(torch.int64).tolist()
-    of_all = _of_all(DOING[1], made_of(), [drawn, digest, *size])
+    of_all = _of_all(1, made_of(), [drawn, digest, *size])
     sizes = of_all[:, 2:].contiguous().view(torch.float64)
     near = ROUNDING * float(sizes[0, 1].nan_to_num())
     for rank, there in enumerate(sizes[:, 0]):

@@ -3,22 +3,38 @@
 import atexit
 import os
 import sys
+import threading
 import time
-from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from maml.errors import UserError, WorkerLostError
 from maml.library import distribution
 from maml.processes.board import BEAT
-from maml.processes.launcher import launcher_holds_store
+from maml.processes.collectives import Collectives
+from maml.processes.launcher import launcher_holds_store, tell_launcher
 from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
-from maml.processes.store import START_TIMEOUT, new_room, own_connection, use
+from maml.processes.store import use
 from maml.processes.world import World
 
-FOR_EVER = timedelta(days=30)
+
+class OfLoop(Collectives):
+    """The collectives of a user's loop: a call that waits for a lost rank raises an error."""
+
+    def together(self, *given: Any, **how: Any) -> Tensor:
+        """Return what a collective makes of a tensor; see `Collectives.together`."""
+        try:
+            return super().together(*given, **how)
+        except WorkerLostError as lost:
+            tell_launcher(f"error: {lost}")
+            # Never destroy the group: its destructor would wait for the unfinished collective.
+            kept, for_ever = [dist.group.WORLD], threading.Event().wait
+            threading.Thread(target=lambda _: for_ever(), args=kept, daemon=True).start()
+            raise lost from None
 
 
 def distributed(timeout: float = 300.0) -> int:
@@ -45,27 +61,21 @@ def distributed(timeout: float = 300.0) -> int:
         world = World(dist.get_rank(), dist.get_world_size(), 0, on_host, launched=True)
     else:
         world = World.from_environment()
-    if distribution.watch is not None or world.size == 1:
+    if distribution.group is not None or world.size == 1:
         return world.rank
     if initialised:
         use(dist.distributed_c10d._get_default_store())
     limit = f"timeout={timeout:g}"
     watch = Liveness(world, timeout, StopRequest(), limit=limit, ends=False)
-    try:
-        watch.watch()
-        if not initialised:
-            room = own_connection(world, new_room("world"))
-            dist.init_process_group(
-                *("gloo", None, timedelta(seconds=START_TIMEOUT), world.size, world.rank, room)
-            )
-            dist.set_timeout(FOR_EVER, dist.group.WORLD)  # `watch` has the limit
-    except RuntimeError as error:
-        line = str(error).strip().splitlines()[0]
-        raise WorkerLostError(f"another process did not join the start: {line}") from error
+    group = OfLoop(watch)
+    watch.watch()
+    if not initialised:
+        with watch.guard():
+            group.join("gloo")
     # The threads of a group of ours may else still run when the process ends.
     atexit.register(_leave, watch, destroys=not initialised)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))
-    distribution.watch = watch
+    distribution.group = group
     return world.rank
 
 
@@ -75,8 +85,10 @@ def _leave(watch: Liveness, destroys: bool) -> None:
         f"left after call {distribution.calls}: every rank must make the same calls",
         getattr(sys, "last_value", None),
     )
-    if watch.world.rank == 0 and not launcher_holds_store():
-        time.sleep(2 * BEAT)  # this process holds the store, where the others read why it left
+    if watch.found or (watch.world.rank == 0 and not launcher_holds_store()):
+        # This process holds the store, where the others read why it left. Or the others are about
+        # to name the lost rank as well, and torchrun ends them soon after this one.
+        time.sleep(2 * BEAT)
     # With an unfinished collective, this would wait for ever.
     if destroys and not watch.found and dist.is_initialized():
         dist.destroy_process_group()

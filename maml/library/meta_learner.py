@@ -164,7 +164,7 @@ class MetaLearner(checking.Waiting):
         """
         if torch.compiler.is_compiling():  # torch.compile cannot trace an inner loop
             return torch.compiler.disable(MetaLearner._mean_loss)(self, tasks)
-        quick = None if distribution.watch else self._compiling.quickly(self.learner, tasks)
+        quick = None if distribution.group else self._compiling.quickly(self.learner, tasks)
         if quick is None:
             return self._mean_loss(tasks)
         self.metrics = quick.metrics

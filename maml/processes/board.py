@@ -11,10 +11,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from maml.processes.clock import Clock, within
+from maml.errors import DivergedError, WorkerLostError, exit_code
+from maml.processes.clock import Clock, Waits, within
 from maml.processes.identity import Identity
+from maml.processes.members import Members
 from maml.processes.signals import StopRequest
 from maml.processes.speaker import prepare, speaks_for_host
 from maml.processes.store import exchange, new_connection, new_room, own_connection, start_name
@@ -35,6 +37,9 @@ EVIDENCE = 5.0
 LEFT = b"left"
 """Written in place of a number: the process leaves in good order, or has read why all end."""
 
+FAILED, WAITS = b"!", b" waits"
+"""A failed process's heartbeat: `FAILED`, its `Finding` as JSON. That of a waiting one ends so."""
+
 DONE, LEAVING = b"done", b"leaving"
 """All is done and written; rank 0 needs the others no more, and waits until they have left."""
 
@@ -48,6 +53,19 @@ class Finding(NamedTuple):
     ranks: Sequence[int] = ()
     code: int = 1
 
+    @classmethod
+    def of_error(cls, error: BaseException, name: str, rank: int) -> "Finding":
+        """Return that the process of ``rank`` fails with ``error``; ``name`` is its full name."""
+        text = " ".join(str(error).split())
+        if isinstance(error, KeyboardInterrupt):
+            line = f"{name} was interrupted"
+        elif not isinstance(error, WorkerLostError):
+            line = f"{name} failed: {type(error).__name__}: {text}"
+        else:
+            # All processes find at once that parameters differ, so its line names no finder.
+            line = text if rank == 0 or isinstance(error, DivergedError) else f"{name}: {text}"
+        return cls(line, [rank], exit_code(error))
+
 
 class Board:
     """This process's view of the store, from `meet` to the end of the heartbeat thread.
@@ -58,34 +76,41 @@ class Board:
         beats: The latest heartbeat of each watched rank; ``heard``: when each last changed.
         told: The `Finding` that is the reason why all processes end, as JSON, or b"".
         done: `DONE` once rank 0 has announced it, then `LEAVING`; before that, empty.
+        failure: What this process says of its own failure, or None.
         error: What has ended the heartbeat thread although it must not end, or None.
     """
 
     def __init__(
-        self,
-        world: World,
-        clock: Clock,
-        stop: StopRequest,
-        mine: Callable[[int], bytes],
-        cut_off: Callable[[str], None],
+        self, world: World, clock: Clock, stop: StopRequest, members: Members, waits: Waits
     ) -> None:
-        """Write ``mine(n)`` as the n-th heartbeat; call ``cut_off`` when the connection breaks.
-
-        A stop signal that only one process gets also sets ``stop`` on rank 0.
-        """
-        self._world, self._clock, self._mine, self._cut_off = world, clock, mine, cut_off
-        self._stop = stop
+        """Exchange what ``waits`` tells. A signal that one process gets sets rank 0's ``stop``."""
+        self._world, self._clock, self._stop = world, clock, stop
+        self._members, self._waits = members, waits
         self.answered, self.broken = 0.0, ""
         self.beats: dict[int, bytes] = {}
         self.heard: dict[int, float] = {}
         self.told, self.done = b"", b""
+        self.failure: Finding | None = None
         self.error: Exception | None = None
         self.thread: threading.Thread | None = None
         self._over, self._last = threading.Event(), LEFT
         self._name = uuid.uuid4().hex  # until `meet`, no other process shares it
 
-    def meet(self, judged: Iterable[int]) -> dict[int, Identity]:
-        """Watch ``judged`` from now on; return all identities. RuntimeError: a rank is missing."""
+    @property
+    def me(self) -> str:
+        """This process's name."""
+        return self._members.name([self._world.rank])
+
+    def fail(self, line: str, code: int = 1) -> None:
+        """Let the heartbeat say that this process fails, unless it has said so before."""
+        self.failure = self.failure or Finding(line, [self._world.rank], code)
+
+    def meet(self, judged: Iterable[int], content: Any) -> list[Any]:
+        """Meet all processes, watch ``judged`` from now on, and return every rank's ``content``.
+
+        Raises:
+            RuntimeError: if a rank is missing.
+        """
         self._room, world, rank = new_room("members"), self._world, self._world.rank
         store = own_connection(world, self._room)
         self._name = f"{start_name(world)} {self._room}"
@@ -95,18 +120,24 @@ class Board:
                 store.set(key, "")
         store.set(f"beat {rank}", "0")
         store.set(f"spared {rank}", "")
-        members = {n: Identity(*of) for n, of in enumerate(exchange(store, world, Identity.own()))}
+        identities, contents = zip(*exchange(store, world, [Identity.own(), content]), strict=True)
+        self._members.watch({n: Identity(*of) for n, of in enumerate(identities)})
         self._store = store
         self.answered = self._clock.now()
         self.heard = dict.fromkeys(judged, self.answered)
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.thread.start()
-        return members
+        return list(contents)
 
-    def leave(self, last: bytes = LEFT) -> None:
-        """Let the heartbeat thread write that this process has left, and then end."""
-        self._last = last
+    def leave(self, *, failed: bool = False) -> None:
+        """Let the heartbeat thread write that this process has left (or failed), and then end."""
+        self._last = self._mine(0) if failed else LEFT
         self._over.set()
+
+    def _mine(self, number: int) -> bytes:
+        if self.failure:
+            return FAILED + json.dumps(self.failure).encode()
+        return str(number).encode() + (WAITS if self._waits else b"")
 
     def _beat(self) -> None:
         try:
@@ -144,12 +175,17 @@ class Board:
         """Try to open a new connection; if this works, report that the old connection broke."""
         with contextlib.suppress(OSError, RuntimeError):
             self._store = new_connection(self._world, self._room, timeout=BEAT)
-            self._cut_off(how)
+            self.fail(f"{self.me} lost its connections: {how}")
         self.broken = how
 
     def silence(self, rank: int) -> float:
         """Return the seconds between a rank's last heartbeat and the store's last answer."""
         return self.answered - self.heard[rank]
+
+    def failures(self) -> dict[int, Finding]:
+        """Return what watched ranks have said of their own failure."""
+        beats = [(rank, beat) for rank, beat in self.beats.items() if beat.startswith(FAILED)]
+        return {rank: Finding(*json.loads(beat[1:])) for rank, beat in beats}
 
     def say_done(self, what: bytes = DONE) -> None:
         """Write, as rank 0, that all is `DONE`, or that rank 0 is `LEAVING`."""

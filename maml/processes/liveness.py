@@ -9,18 +9,21 @@ all processes end, and one prints a line: which process was lost, and how. A thr
 because the main thread may wait in a transport's call.
 """
 
+import contextlib
 import json
+import math
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 from tqdm import tqdm
 
-from maml.errors import DivergedError, UserError, WorkerLostError, timed_out
-from maml.processes.board import BEAT, EVIDENCE, LEAVING, LEFT, Board, Finding
+from maml.errors import WorkerLostError, timed_out
+from maml.processes.board import BEAT, EVIDENCE, LEAVING, LEFT, WAITS, Board, Finding
 from maml.processes.clock import Clock, Waits, within
 from maml.processes.launcher import (
     launcher_holds_store,
@@ -41,8 +44,8 @@ LAST_WORDS = 20.0
 GOODBYE = 10.0
 """Seconds that rank 0 waits for the others at most, once all is done."""
 
-_FAILED, _WAITS = b"!", b" waits"
-"""A failed process's heartbeat: `_FAILED`, its `Finding` as JSON. That of a waiting one ends so."""
+GRACE = 5.0
+"""Seconds in which a collective ends to which a rank that has left has done its part."""
 
 
 class Liveness:
@@ -73,53 +76,75 @@ class Liveness:
         self.excused: set[int] = set()
         self.waits = Waits(self.clock)
         self._is_zero = world.rank == 0
-        self._board = Board(
-            world, self.clock, stop, self._mine, lambda how: self._fail_by(self._cut_off(how))
-        )
+        self._board = Board(world, self.clock, stop, self.members, self.waits)
         self._over = threading.Event()
         self._ending = threading.RLock()
         self._judge_thread: threading.Thread | None = None
-        # This process's failure; why it suspects a loss; whether it has printed a later loss.
-        self._failure: Finding | None = None
+        # Why this process suspects a loss; whether it has printed a later loss.
         self._suspected, self._said = "", False
 
-    def watch(self) -> None:
-        """Meet all other processes and watch them; raise RuntimeError if one is missing."""
+    def watch(self, content: Any = None) -> list[Any]:
+        """Meet all other processes and watch them; return every rank's ``content``, as from JSON.
+
+        Raises:
+            WorkerLostError: if one does not come.
+        """
+        contents = [content]
         if self.world.size > 1:
             watched = range(1, self.world.size) if self._is_zero else [0]
-            self.members.watch(self._board.meet(watched))
+            try:
+                contents = self._board.meet(watched, content)
+            except (RuntimeError, ValueError) as error:
+                who = "another process" if self._is_zero else "rank 0"
+                where = ":".join(os.environ.get(n, "?") for n in ("MASTER_ADDR", "MASTER_PORT"))
+                line = str(error).strip().splitlines()[0]
+                raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
             say_all_have_met()
             self._judge_thread = threading.Thread(target=self._judge, name="liveness", daemon=True)
             self._judge_thread.start()
         when_lost(lambda line: self._meet_end(Finding(line)))
+        return contents
 
     def finish(self) -> None:
         """On rank 0: announce that all is done and written. A later loss does not fail the run."""
         self._board.say_done()
 
     @property
-    def _me(self) -> str:
-        return self.members.name([self.world.rank])
-
-    @property
     def finished(self) -> bool:
         """Whether rank 0 has announced that all is done, as far as this process has read."""
         return bool(self._board.done)
 
-    @property
-    def dissolved(self) -> bool:
-        """Whether not all ranks take part any more: rank 0 leaves, or goes on without another."""
-        return bool(self.excused) or self._board.done == LEAVING
+    def patience(self) -> float:
+        """Return for how many more seconds a collective may wait: not for ever once a rank is gone.
+
+        A rank that left may have done its part of a collective, which then ends within `GRACE`.
+        """
+        if self.found:
+            return 0.0 if self.found.code else GRACE
+        return 0.0 if self.excused or self._board.done == LEAVING else math.inf
+
+    @contextlib.contextmanager
+    def guard(self, *, limited: bool = True) -> Iterator[None]:
+        """Turn a failure of a transport into a `WorkerLostError`, after a wait for its cause.
+
+        A ``limited`` body may last no longer than the timeout. This does not rely on the
+        transport's own time limits, because they would count a suspension of the job.
+        """
+        try:
+            with self.waits.during("limited" if limited else "serving"):
+                yield
+        except RuntimeError as error:
+            raise self.explain(error) from error
 
     def depart(self, how: str, error: BaseException | None) -> None:
         """Leave; others that wait for this process find that it failed by ``error``, or ``how``."""
         if error is not None:
             self.report(error)
-        self._fail_by(f"{self._me} {how}", 0)
+        self._board.fail(f"{self._board.me} {how}", 0)
         self._over.set()
-        self.leave(self._mine(0))
+        self.leave(failed=True)
 
-    def leave(self, last: bytes = LEFT) -> None:
+    def leave(self, *, failed: bool = False) -> None:
         """Stop watching, and let no other process miss this one: all is done. Rank 0 leaves last.
 
         If no launcher holds the store, rank 0 holds it, and the store ends with rank 0. Rank 0
@@ -128,26 +153,26 @@ class Liveness:
         if self._is_zero and not self._over.is_set():
             if self.finished:
                 self._board.say_done(LEAVING)
-            deadline = time.monotonic() + min(self.timeout, GOODBYE)
-            while self._judged() and time.monotonic() < deadline:
-                time.sleep(0.05)
+            self.await_leaving(min(self.timeout, GOODBYE))
         self._over.set()
-        self._board.leave(last)
+        self._board.leave(failed=failed)
         when_lost(lambda line: None)
         for thread in filter(None, (self._board.thread, self._judge_thread)):
             # No thread should be in a request to the store when the interpreter ends. But do not
             # wait for ever, because a frozen store does not answer.
             thread.join(2.0)
 
-    def staying(self) -> set[int]:
-        """Return the watched ranks that have not left."""
-        return {rank for rank in self._board.heard if self._board.beats.get(rank) != LEFT}
+    def await_leaving(self, seconds: float) -> list[int]:
+        """On rank 0: wait until all others have left or are lost; return who stays.
 
-    def silent(self, seconds: float) -> set[int]:
-        """Return the `staying` ranks that were lost, or silent for more than ``seconds``."""
-        board = self._board
-        found = {r for r in board.heard if board.silence(r) > seconds or self._is_lost(r)}
-        return found & self.staying()
+        Wait at most ``seconds``. After `GOODBYE` of them, `EVIDENCE` seconds of silence are a loss.
+        """
+        began = self.clock.now()
+        while (staying := self._judged()) and (waited := self.clock.now() - began) <= seconds:
+            if waited > GOODBYE:
+                self._suspected = "rank 0 waits for it to leave"
+            time.sleep(0.05)
+        return staying
 
     def check(self) -> None:
         """Let this process end as lost, not as stopped, if another process of this host was killed.
@@ -183,19 +208,21 @@ class Liveness:
 
     def report(self, error: BaseException) -> None:
         """Tell the others that this process failed with ``error``; they end for this reason."""
-        self._fail_by(self._line_of(error), exit_code(error))
+        found = self._caused_by(error)
+        self._board.fail(found.line, found.code)
 
     def fail(self, error: BaseException) -> str:
         """End the others, because of this process's ``error``; return the line to print, or ""."""
         if not self._judge_thread or self._over.is_set():
-            return self._line_of(error)
+            return self._caused_by(error).line
         self.report(error)
-        assert self._failure is not None
-        line = self._failure.line
+        failure = self._board.failure
+        assert failure is not None
+        line = failure.line
         with self._ending:
             if self._is_zero:
                 # No rank is given as lost: the others need not kill rank 0, which ends by itself.
-                line = self._board.tell(self._failure._replace(ranks=())).line
+                line = self._board.tell(failure._replace(ranks=())).line
                 speaks = self._board.may_speak()
                 self._wait_for_others()
             else:
@@ -204,16 +231,8 @@ class Liveness:
             self._board.leave()
         return line if speaks else ""
 
-    def _mine(self, number: int) -> bytes:
-        if self._failure:
-            return _FAILED + json.dumps(self._failure).encode()
-        return str(number).encode() + (_WAITS if self.waits else b"")
-
-    def _fail_by(self, line: str, code: int = 1) -> None:
-        self._failure = self._failure or Finding(line, [self.world.rank], code)
-
-    def _cut_off(self, how: str) -> str:
-        return f"{self._me} lost its connections: {how}"
+    def _caused_by(self, error: BaseException) -> Finding:
+        return Finding.of_error(error, self._board.me, self.world.rank)
 
     def _judge(self) -> None:
         try:
@@ -224,24 +243,24 @@ class Liveness:
         except Exception as error:
             # From here on nobody would watch the others.
             traceback.print_exc()
-            self._end(Finding(self._line_of(error)))
+            self._end(self._caused_by(error)._replace(ranks=()))
 
     def _meet_end(self, found: Finding) -> None:
         """End, unless this process goes on without the lost rank; then write that it does."""
-        if self._board.done and self._is_zero:
-            if not self._said and self._board.may_speak():
-                tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
-            self._said = True
-            self._kill_stopped(found.ranks)
-        elif self.world.rank or not found.ranks or not self.survives(found.ranks, found.line):
-            self._end(found)
-            return
+        with self._ending:  # while one thread ends this process, another does not let it go on
+            if self._board.done and self._is_zero:
+                if not self._said and self._board.may_speak():
+                    tqdm.write(f"{found.line}; all work is done", file=sys.stderr)
+                self._said = True
+                self.members.kill_lost({*found.ranks} - self._board.failures().keys())
+            elif self.world.rank or not found.ranks or not self.survives(found.ranks, found.line):
+                self._end(found)
+                return
+            self.excused.update(found.ranks)
+            for rank in found.ranks:
+                self._board.spare(rank)
         if not found.ranks:
             self._over.wait()
-            return
-        self.excused.update(found.ranks)
-        for rank in found.ranks:
-            self._board.spare(rank)
 
     def _look(self) -> Finding | None:
         """Return the finding that ends this process, if there is one."""
@@ -249,10 +268,10 @@ class Liveness:
             return Finding(*json.loads(self._board.told))
         if self._board.error:
             raise self._board.error
+        failures = self._board.failures()
         for rank in self._judged():
-            beat = self._board.beats.get(rank, b"")
-            if beat.startswith(_FAILED):
-                return Finding(*json.loads(beat[1:]))
+            if rank in failures:
+                return failures[rank]
         self.members.look()
         return self._killed() or self._store_lost() or self._silent()
 
@@ -273,9 +292,9 @@ class Liveness:
             line = self._holder() + self._others([0], answered)
             lost = [] if launcher_holds_store() else [0]
             return Finding(f"{line}: silent for {now - answered:.0f} s ({self._limit})", lost)
-        if self._board.broken and not self._failure:
+        if self._board.broken and not self._board.failure:
             if self._is_zero and not launcher_holds_store():
-                return Finding(self._cut_off(self._board.broken))
+                return Finding(f"{self._board.me} lost its connections: {self._board.broken}")
             # Wait longer than rank 0, which finds this process silent if only this one was cut off.
             if now > answered + EVIDENCE + 3 * BEAT:
                 line = self._holder(is_seen=False) + self._others([0], answered)
@@ -297,12 +316,12 @@ class Liveness:
             line = self.members.states(lost) + self._others(lost, began)
             return Finding(f"{line}: silent for {longest:.0f} s ({why})", lost)
         if overdue > self._grace():
-            return Finding(f"{self._me} had no answer within {self._limit} s, {self._busy()}")
+            return Finding(f"{self._board.me} had no answer within {self._limit} s, {self._busy()}")
         return None
 
     def _busy(self) -> str:
         """Return a text that names processes that live but keep others waiting, as far as seen."""
-        busy = [r for r in self._judged() if not self._board.beats.get(r, _WAITS).endswith(_WAITS)]
+        busy = [r for r in self._judged() if not self._board.beats.get(r, WAITS).endswith(WAITS)]
         who = f"{self.members.name(busy) or 'one'} {'hang' if len(busy) > 1 else 'hangs'}"
         return f"although all processes are alive: {who}, or needs more time than that"
 
@@ -315,7 +334,9 @@ class Liveness:
 
     def _judged(self) -> list[int]:
         """Return the watched ranks that must still be there, sorted."""
-        return sorted(self.staying() - self.excused)
+        beats = self._board.beats
+        staying = {rank for rank in self._board.heard if beats.get(rank) != LEFT}
+        return sorted(staying - self.excused)
 
     def _is_lost(self, rank: int) -> bool:
         """Return whether a rank ended so long ago that a last heartbeat, `LEFT`, would be here."""
@@ -352,23 +373,15 @@ class Liveness:
                 speaks = self._board.may_speak(wait)
                 if speaks:
                     # `tqdm.write`, because a progress bar may be on the screen.
-                    tqdm.write(f"error: {line}", file=sys.stderr)
-                self._kill_stopped(lost)
+                    is_done = self.finished and not lost  # rank 0 still draws, without a launcher
+                    text = f"{line}; all work is done" if is_done else f"error: {line}"
+                    tqdm.write(text, file=sys.stderr)
+                self.members.kill_lost({*lost} - self._board.failures().keys())
                 within(LAST_WORDS, self.last_words, None)
                 if self._is_zero or speaks:
                     self._wait_for_others()
             finally:
                 os._exit(code)
-
-    def _kill_stopped(self, lost: Collection[int]) -> None:
-        """Kill the stopped and lost processes of this host: a launcher would wait half a minute."""
-        members, near = self.members, self.members.near()
-        failed = {rank for rank, beat in self._board.beats.items() if beat.startswith(_FAILED)}
-        killed = members.stopped() | (near & set(lost) - failed)  # failed ones end by themselves
-        # Only one process per host kills: another may still be reading how the rank was lost.
-        if all(members.has_ended(rank) for rank in near - killed if rank < self.world.rank):
-            for rank in killed:
-                members.kill(rank)
 
     def _wait_for_others(self) -> None:
         """Wait until the others have read why they end, or seen that this process has said it.
@@ -381,20 +394,3 @@ class Liveness:
             if all(map(self.members.has_ended, others)):
                 break
             time.sleep(0.1)
-
-    def _line_of(self, error: BaseException) -> str:
-        text = " ".join(str(error).split())
-        if isinstance(error, DivergedError):
-            return text  # without a rank, because all processes find this error at once
-        if isinstance(error, WorkerLostError):
-            return text if self._is_zero else f"{self._me}: {text}"
-        if isinstance(error, KeyboardInterrupt):
-            return f"{self._me} was interrupted"
-        return f"{self._me} failed: {type(error).__name__}: {text}"
-
-
-def exit_code(error: BaseException) -> int:
-    """Return the exit code of all processes of a run in which one fails with ``error``."""
-    if isinstance(error, WorkerLostError):
-        return error.code
-    return 2 if isinstance(error, UserError) else 1

@@ -93,3 +93,12 @@ class Members:
     def kill(self, rank: int) -> bool:
         """Kill a rank if it is on this host and still there; return whether it was."""
         return self.found[rank].kill()
+
+    def kill_lost(self, lost: Collection[int]) -> None:
+        """Kill stopped and ``lost`` ranks of this host: a launcher would wait half a minute."""
+        near = self.near()
+        killed = self.stopped() | (near & {*lost})
+        # Only one process per host kills: another may still be reading how the rank was lost.
+        if all(self.has_ended(rank) for rank in near - killed if rank < self._rank):
+            for rank in killed:
+                self.kill(rank)

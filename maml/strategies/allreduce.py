@@ -9,6 +9,7 @@ import hashlib
 import time
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -47,11 +48,8 @@ class AllReduce(Collective):
         return self._agreed
 
     def from_rank_zero(self, value: T) -> T:
-        """Broadcast ``value``; it is pickled, and travels only between the processes of one run."""
-        box: list[Any] = [value]
-        with self.guard():
-            dist.broadcast_object_list(box, src=0)
-        received: T = box[0]
+        """Broadcast ``value``."""
+        received: T = self.group.from_rank(0, value)
         return received
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
@@ -78,9 +76,7 @@ class AllReduce(Collective):
         """Sum over ranks, and agree on whether to stop: a signal may reach only one rank."""
         began = time.perf_counter()
         stops = [float(self.stop.signal == number.name) for number in SIGNALS]
-        both = torch.cat([flat, flat.new_tensor(stops)])
-        with self.guard():
-            dist.all_reduce(both)
+        both = self.group.together(dist.all_reduce, torch.cat([flat, flat.new_tensor(stops)]))
         self._reduce_seconds += time.perf_counter() - began
         # In a ring, each of the n ranks sends 2 (n - 1) / n of the tensor.
         self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes
@@ -97,11 +93,9 @@ class AllReduce(Collective):
     def _check_equal(self, meta_params: Params) -> None:
         """Raise `DivergedError` on all ranks if a rank differs from rank 0 in any parameter bit."""
         flat = self.packing.params(meta_params).cpu()
-        digests = [b""] * self.world.size
-        with self.guard():
-            dist.all_gather_object(digests, hashlib.blake2b(flat.numpy().tobytes()).digest())
-        others = [rank for rank, other in enumerate(digests) if other != digests[0]]
-        if others:
+        digest = hashlib.blake2b(flat.numpy().tobytes()).digest()
+        digests = self.group.of_all(np.frombuffer(digest, np.int64).tolist())
+        if others := (digests != digests[0]).any(1).nonzero().flatten().tolist():
             hold = "rank {} holds" if len(others) == 1 else "ranks {} hold"
             who = hold.format(", ".join(map(str, others)))
             raise DivergedError(f"{who} other parameters than rank 0")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from maml.config import OF_A_HOST, Config, flag
-from maml.errors import UserError, WorkerLostError
+from maml.errors import UserError, WorkerLostError, exit_code, first_difference
 from maml.params import Params
-from maml.processes.liveness import Liveness, exit_code
+from maml.processes.liveness import Liveness
 from maml.processes.signals import StopRequest
-from maml.processes.store import exchange, new_room, own_connection
 from maml.processes.world import World
 from maml.strategies.packing import Packing
 from maml.worker import Share, Worker
@@ -61,40 +58,33 @@ class Strategy(ABC):
         return self.stop.signal
 
     def __enter__(self) -> Strategy:
-        if self.world.size > 1:
-            self._agree()
+        # Each process has chosen the batching that suits its device.
+        own = {"batching", *OF_A_HOST}
+        flags = {flag(n): v for n, v in dataclasses.asdict(self.config).items() if n not in own}
+        if self.config.strategy == "allreduce":
+            # The kind of device decides which library runs the collectives.
+            flags["the kind of --device"] = self.worker.device.type
+        of_all = self.liveness.watch(flags)
         try:
-            with self.guard(limited=False):
-                self.liveness.watch()
+            self._agree(of_all)
+            with self.liveness.guard(limited=False):
                 self._transport.enter_context(self.transport())
         except BaseException as error:
             self._fail(error)
             raise
         return self
 
-    def _agree(self) -> None:
-        """Compare the flags of all processes, before anything else, through the launcher's store.
+    def _agree(self, of_all: list[dict[str, Any]]) -> None:
+        """Compare the flags of all ranks, before anything else.
 
         A job script that starts the processes one by one can give two of them different flags. They
         would wait for each other in different transports, or silently train a mixture. Rank 0
         names the first rank and flag that differ; the other ranks end without a message.
         """
-        values = dataclasses.asdict(self.config)
-        del values["batching"]  # each process has chosen what suits its device
-        if self.config.strategy == "allreduce":
-            # The kind of device decides which library runs the collectives.
-            values["device type"] = self.worker.device.type
-        try:
-            store = own_connection(self.world, new_room("flags"))
-            ours, *others = exchange(store, self.world, values)
-        except (RuntimeError, ValueError) as error:
-            who = "rank 0" if self.world.rank else "another process"
-            where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
-            line = str(error).strip().splitlines()[0]
-            raise WorkerLostError(f"{who} did not join the start at {where}: {line}") from error
-        for rank, theirs in enumerate(others, 1):
-            if difference := _difference(ours, theirs, rank):
-                raise WorkerLostError("", code=2) if self.world.rank else UserError(difference)
+        for rank, theirs in enumerate(of_all):
+            if difference := first_difference(of_all[0], theirs, rank):
+                line = f"{difference}: start all processes with the same flags"
+                raise WorkerLostError("", code=2) if self.world.rank else UserError(line)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         error = error or self._part()
@@ -112,7 +102,7 @@ class Strategy(ABC):
         if self.world.rank == 0:
             self.liveness.finish()
         try:
-            with self.guard(limited=False), self._transport:
+            with self.liveness.guard(limited=False), self._transport:
                 self.finish()
         except BaseException as error:
             return error
@@ -139,19 +129,6 @@ class Strategy(ABC):
     def finish(self) -> None:
         """Do what is left before all leave in good order."""
         return None
-
-    @contextmanager
-    def guard(self, *, limited: bool = True) -> Iterator[None]:
-        """Turn a failure of the transport into a `WorkerLostError`, after a wait for its cause.
-
-        A ``limited`` body may last no longer than ``--timeout``. This does not rely on the
-        transport's own time limits, because they would count a suspension of the job.
-        """
-        try:
-            with self.liveness.waits.during("limited" if limited else "serving"):
-                yield
-        except RuntimeError as error:
-            raise self.liveness.explain(error) from error
 
     def part_size(self, rank: int) -> int:
         """Return how many tasks of a meta-batch `Tensor.tensor_split` gives a computing rank."""
@@ -187,8 +164,7 @@ class Strategy(ABC):
     def packed_share(self, ids: Tensor, flat: Tensor) -> Tensor:
         """Compute training tasks ``ids [B]`` here, at ``flat [P]``; return their packed share."""
         worker, params = self.worker, self.packing.to_params(flat)
-        share = worker.on_own_thread(lambda: worker.share(params, ids, worker.learner))
-        return self.packing.share(share).cpu()
+        return self.packing.share(worker.share(params, ids, worker.learner)).cpu()
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
         """Return the ids of the tasks that the last `meta_step`, called with ``ids``, summed."""
@@ -200,16 +176,3 @@ class Strategy(ABC):
         By default this process computes the metrics while the others wait.
         """
         return self.worker.evaluate(meta_params, split, ids)
-
-
-def _difference(ours: dict[str, Any], theirs: dict[str, Any], rank: int) -> str:
-    """Return a line about the first difference between ``rank`` and rank 0, or ""."""
-    for name in (name for name in ours if name not in OF_A_HOST and name in theirs):
-        if theirs[name] != ours[name]:
-            return (
-                f"{flag(name)} is {ours[name]} on rank 0 and {theirs[name]} on rank {rank}: "
-                "start all processes with the same flags"
-            )
-    if ours.keys() != theirs.keys():
-        return f"rank {rank} runs another version of the program than rank 0"
-    return ""

@@ -1,35 +1,35 @@
 """``--strategy rpc``: tasks mapped over processes by RPC, gradients summed on rank 0.
 
-Rank 0 drives and computes; the others serve. ``--partition exclusive`` makes one call per task, as
-TorchOpt's distributed training does. Outer losses return through a mean reducer, and the
-distributed backward pass brings the gradients. Rank 0 sends shared data first: the learner, a clone
-by reference, once per run, and once per step its parameters and the ids of the worker's tasks. The
-worker computes these as one batch and one node of the graph, so it sends one gradient; each call
-takes its row. ``--partition chunk`` makes one call per other worker. The call carries the
-parameters, and its answer is the sum of the gradients.
-In both cases rank 0 computes its own tasks meanwhile, without a call.
+``--partition exclusive`` makes one call per task, as TorchOpt's distributed training does. Outer
+losses return through a mean reducer, and the distributed backward pass brings the gradients. A
+worker's first call of a step brings the parameters and the ids of all its tasks, and in the first
+step the learner, as a clone by reference. The worker computes these as one batch and one node of
+the graph, so it sends one gradient; each call is answered with its task's row.
+
+``--partition chunk`` gives one order per other worker, with the parameters. The result is the sum
+of the gradients. In both cases rank 0 computes its own tasks meanwhile.
 
 CPU tensors cross RPC; a worker computes on its own device.
 """
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed.rpc as rpc
 import torchopt
 import torchopt.distributed as todist
 from torch import Tensor
+from torch.distributed.rpc.internal import _internal_rpc_pickler
 
 from maml.config import Config
 from maml.errors import WorkerLostError
 from maml.learners import Learner
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, answer_later, on_strategy
+from maml.strategies.over_rpc import YIELD, Answer, OverRpc, on_strategy
 from maml.strategies.packing import OuterLosses
 from maml.worker import Share, Worker
 
@@ -40,9 +40,6 @@ COMPONENTS = {
         "reads": ("partition", "rpc_threads"),
     }
 }
-
-YIELD = 0.0005
-"""Seconds that the transport's threads need to send a call."""
 
 
 class Reference:
@@ -77,46 +74,54 @@ class Reference:
 
 EXCLUSIVE = todist.dim_partitioner(0, exclusive=True, keepdim=False)
 
+Work: TypeAlias = tuple[Tensor, list[int], Reference | None]
+"""A step's parameters ``[P]``, the ids of all its tasks of one worker, and once the learner."""
 
-def exclusive_partitioner(ids: Tensor, step: int) -> list[tuple[int, tuple[int, int], Any]]:
+
+def exclusive_partitioner(ids: Tensor, step: int, work: dict[int, Work]) -> list[Any]:
     """Return one call per task, as TorchOpt's exclusive partition does, but none to rank 0 itself.
 
-    A task's id travels as a number, because a tensor would be a separate message part.
+    A worker's first call also brings its work. A task's id travels as a number, because a tensor
+    would be a separate message part.
     """
-    calls = EXCLUSIVE(ids, step)
-    return [(rank, (int(args[0]), step), {}) for rank, args, _ in calls if rank != 0 and args]
+    left = dict(work)
+    tasks = [(rank, int(args[0])) for rank, args, _ in EXCLUSIVE(ids) if args]
+    return [(rank, (task, step, left.pop(rank, None)), {}) for rank, task in tasks if rank != 0]
 
 
 @todist.parallelize_async(partitioner=exclusive_partitioner, reducer=todist.mean_reducer)
 @rpc.functions.async_execution
-def exclusive_outer_rows(ids: Tensor, step: int) -> Answer:
+def exclusive_outer_rows(ids: Tensor, step: int, work: Any) -> Answer:
     """Make one call per task of the other ranks, whose id is ``ids``; return the mean of the rows.
 
     A row ``[1 + M + 1]`` is loss, metrics and a one. A worker answers all its calls of a step
     together. Until then a call holds no thread.
     """
-    return answer_later(Rpc.row, step, int(ids))
+    return on_strategy(Rpc.row, int(ids), step, work)
 
 
 class Rpc(OverRpc):
-    """Map-reduce over RPC: one call per task, as in TorchOpt, or one call per worker."""
+    """Map-reduce over RPC: one call per task, as in TorchOpt, or one order per worker."""
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         # Until rank 0's learner comes, this process's own, which has been built in the same way.
         self.arrived: Callable[[Params], Learner] = lambda _: worker.learner
         self._taught = False
-        # The rows of tasks by step and task: of those that are computed, and those asked for.
-        self._rows: dict[tuple[int, int], Answer] = {}
+        # On a worker: the rows of the latest step by task, each computed or to be computed.
+        self._step, self._rows = -1, dict[int, Answer]()
         self._rows_lock = threading.Lock()
         if world.size > 1 and config.partition == "exclusive":
             same = "--partition chunk trains the same parameters"
             self.advice = f"{same} with one call per worker, which is faster"
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
-        """Make one call per task of the other workers, or one call per other worker."""
-        by = self._by_autograd if self.config.partition == "exclusive" else self._by_chunks
-        return self.packing.to_share(by(meta_params, ids))
+        """Share ``ids`` out: as calls, one per task, or as chunks, one per process."""
+        if self.config.partition == "exclusive":
+            return self.packing.to_share(self._by_autograd(meta_params, ids))
+        flat = self.packing.params(meta_params)
+        own, *others = self._chunks(Rpc.packed_share, ids, flat)
+        return self.packing.to_share(own + todist.sum_reducer(others) if others else own)
 
     def _by_autograd(self, meta_params: Params, ids: Tensor) -> Tensor:
         """Make one call per task, reduce, fetch the gradients; return a packed share."""
@@ -129,18 +134,14 @@ class Rpc(OverRpc):
             # One graph node per rank, so that gradients are added in the order of ranks.
             own_flat, *of_others = flat.expand(1 + len(others), -1).unbind()
             if others:
-                with self.guard():
-                    self._teach()
-                    begun = [
-                        rpc.rpc_async(rank, on_strategy, (Rpc.answer, context, *of_rank))
-                        for rank, of_rank in enumerate(zip(of_others, others, strict=True), 1)
-                    ]
-                    pending = exclusive_outer_rows(ids, context)
-                time.sleep(YIELD)  # as in `_chunks`
+                taught = [self._reference()] * len(others)
+                work = dict(enumerate(zip(of_others, others, taught, strict=True), 1))
+                with self.liveness.guard():
+                    pending = exclusive_outer_rows(ids, context, work)
+                time.sleep(YIELD)
             sums = self._outer_rows(own, own_flat, self.worker.learner).sum(0)
-            with self.guard():
+            with self.liveness.guard():
                 if others:
-                    torch.futures.wait_all(begun)  # first: if one fails, its rows never come
                     mean = pending.wait()
                     assert isinstance(mean, Tensor)
                     sums = sums + mean * n_calls
@@ -150,41 +151,39 @@ class Rpc(OverRpc):
         self.wire_bytes += 2 * len(others) * flat.nbytes + ids[:n_calls].nbytes
         return torch.cat([gradient, sums.detach()])
 
-    def _teach(self) -> None:
-        """Send the learner to the other ranks, once."""
-        if not self._taught:
-            self._taught = True
-            try:
-                reference = Reference(self.worker.learner)
-                given = (Rpc.learn, reference)
-                calls = [rpc.rpc_async(rank, on_strategy, given) for rank in self.others]
-            except Exception:  # of any type: copying runs the classes' own code
-                return  # A class made in a function, say, cannot travel.
-            torch.futures.wait_all(calls)
+    def _reference(self) -> Reference | None:
+        """Return the learner to send; None if it has been sent, or if it cannot travel."""
+        if self._taught:
+            return None
+        self._taught = True
+        try:
+            reference = Reference(self.worker.learner)
+            _internal_rpc_pickler.serialize(reference)
+        except Exception:  # of any type: copying runs the classes' own code
+            return None  # A class made in a function, say, cannot travel.
+        return reference
 
-    def learn(self, reference: Reference) -> None:
-        """On a worker, before its first step: take the learner that later calls use."""
-        reference.clone.hold_buffers(self.worker.device)
-        self.arrived = reference.put
+    def row(self, task: int, step: int, work: Work | None) -> Answer:
+        """On a worker: return the future of a task's row.
 
-    def row(self, step: int, task: int) -> Answer:
-        """Return the future of a task's row, the same to the one who asks and the one who answers.
-
-        Each comes once, in any order. The second takes what the first has left.
+        The one call of a step that brings the worker's ``work`` computes all rows, as one batch.
+        The other calls come before or after it.
         """
         with self._rows_lock:
-            if (found := self._rows.pop((step, task), None)) is None:
-                found = self._rows[step, task] = torch.futures.Future()
-            return found
-
-    def answer(self, step: int, flat: Tensor, tasks: list[int]) -> None:
-        """On a worker: compute the rows of ``tasks`` as one batch at ``flat [P]``; answer the calls
-        of the step for them.
-        """
-        learner, ids = self.arrived(self.packing.to_params(flat.detach())), torch.tensor(tasks)
-        rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
-        for task, row in zip(tasks, rows.unbind(), strict=True):
-            self.row(step, task).set_result(row)
+            if step != self._step:  # all calls of the step before have been answered
+                self._step, self._rows = step, {}
+            row = self._rows.setdefault(task, torch.futures.Future())
+        if work is not None:
+            flat, tasks, reference = work
+            if reference is not None:
+                reference.clone.hold_buffers(self.worker.device)
+                self.arrived = reference.put
+            learner = self.arrived(self.packing.to_params(flat.detach()))
+            ids = torch.tensor(tasks)
+            rows = self.worker.on_own_thread(lambda: self._outer_rows(ids, flat, learner))
+            for one, values in zip(tasks, rows.unbind(), strict=True):
+                self.row(one, step, None).set_result(values)
+        return row
 
     def _outer_rows(self, ids: Tensor, flat: Tensor, learner: Learner) -> Tensor:
         """Return `OuterLosses` of the tasks ``ids [B]`` as a function of ``flat [P]``."""
@@ -199,11 +198,6 @@ class Rpc(OverRpc):
             )
         return rows
 
-    def _by_chunks(self, meta_params: Params, ids: Tensor) -> Tensor:
-        """Let each process compute a chunk, and add up; return a packed share."""
-        own, *others = self._chunks(Rpc.packed_share, ids, self.packing.params(meta_params))
-        return own + todist.sum_reducer(others) if others else own
-
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate a chunk on each process; rows come back in the order of ``ids``."""
         flat = self.packing.params(meta_params)
@@ -211,21 +205,15 @@ class Rpc(OverRpc):
 
     def evaluate_here(self, ids: Tensor, flat: Tensor, split: str) -> Tensor:
         """Return the metrics of the tasks ``ids`` of ``split`` at ``flat [P]``."""
-        params = self.packing.to_params(flat)
-        return self.worker.on_own_thread(lambda: self.worker.evaluate(params, split, ids))
+        return self.worker.evaluate(self.packing.to_params(flat), split, ids)
 
     def _chunks(self, compute: Callable[..., Tensor], ids: Tensor, *more: Any) -> list[Tensor]:
         """Return ``compute(strategy, chunk, *more)`` of each process; rank 0 has the first."""
         own, *parts = ids.tensor_split(self.world.size)
-        calls = [(compute, part, *more) for part in parts if len(part)]
-        with self.guard():
-            pending = [rpc.rpc_async(rank, on_strategy, of) for rank, of in enumerate(calls, 1)]
-        # Let the transport's threads send first. If all cores compute, these threads wait for a
-        # time slice of this one. Then the other worker starts later, and is the last to finish.
-        time.sleep(YIELD if pending else 0)
-        found = [compute(self, own, *more)]
-        with self.guard():
-            found += [call.wait() for call in pending]
-        travelled = [*itertools.chain(*calls), *found[1:]]
-        self.wire_bytes += sum(one.nbytes for one in travelled if isinstance(one, Tensor))
-        return found
+        orders = {rank: (compute, part, *more) for rank, part in enumerate(parts, 1) if len(part)}
+        asked = len(orders)
+        self.hand_out(lambda rank: orders.pop(rank, None))
+        time.sleep(YIELD)
+        first = compute(self, own, *more)
+        others = self.collect(lambda rank: orders.pop(rank, None), lambda of: len(of) == asked)
+        return [first, *(result for _, result in others.values())]

@@ -91,7 +91,7 @@ def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
     rows = {rank: torch.rand(rank, 5, dtype=torch.float64) for rank in (1, 2, 3)}
 
     def ask(rank: int) -> torch.futures.Future[Tensor]:
-        agent.events.put((rank, (rows[rank], answer := torch.futures.Future[Tensor]())))
+        answer: torch.futures.Future[Tensor] = agent.ask(rank, rows[rank])
         return answer
 
     def play() -> None:
@@ -108,16 +108,16 @@ def test_a_batch_waits_for_the_observers_that_play_but_not_long() -> None:
 
     def end(_: object) -> None:
         for rank in (1, 2, 3):
-            ended = torch.futures.Future[Any]()
-            ended.set_result((tuple(rows.values()), torch.ones(40)))
-            agent.events.put((rank, ended))
+            agent.exchange(rank, (tuple(rows.values()), torch.ones(40)))
 
+    for rank in rows:
+        agent.exchange(rank, None)  # they come
     with ThreadPoolExecutor(1) as threads:
         playing = threads.submit(play)
         playing.add_done_callback(end)
-        found = agent._gather(policy, {1, 2, 3})
+        found = agent.play(policy, {rank: torch.tensor([rank]) for rank in rows})
         playing.result()
-    assert found.keys() == {1, 2}
+    assert [int(part) for (_, part), _ in found] == [1, 2]
     assert agent._counts == {"forwards": 7, "requests": 18, "flushed": 1}
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import maml
-from maml.library.distribution import device_for
+from maml.processes.collectives import device_for
 from tests.launching import run, start_ranks, torchrun
 from tests.library.own_networks import (
     Branching,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import psutil
 
+from maml.processes.board import BEAT
 from maml.run.directory import read_status
 from tests.launching import SLACK, Launched, start, start_ranks, torchrun, until
 from tests.runs import metrics
@@ -124,6 +125,7 @@ def inject(run_dir: Path, strategy: str, fault: Fault, ranks: Ranks, timeout: fl
     try:
         if fault.phase:
             until(marker.exists, 60, lambda: f"{fault} has not come to its phase")
+            time.sleep(2 * BEAT)  # until the others have read of a phase in which all is done
         else:
             wait_for_iteration(started[0], run_dir, 10, limit=90)
         pids = [_process(started, fault, rank) for rank in ranks]

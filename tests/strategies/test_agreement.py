@@ -66,17 +66,18 @@ def test_a_job_scripts_environment(
 
 
 DIVERGES = """
-import torch.distributed
 from maml.metagradient.outer_optimizer import OuterOptimizer
-step, gather = OuterOptimizer.step, torch.distributed.all_gather_object
+from maml.processes.collectives import Collectives
+step, of_all = OuterOptimizer.step, Collectives.of_all
 def broken(self, *args):
     step(self, *args)
     if os.environ["RANK"] == "1":
         next(iter(self.params.values())).add_(1e-6)
-def late(*args, **kwargs):
-    gather(*args, **kwargs)
+def late(*args):
+    found = of_all(*args)
     time.sleep(2 * (os.environ["RANK"] == "0"))
-OuterOptimizer.step, torch.distributed.all_gather_object = broken, late
+    return found
+OuterOptimizer.step, Collectives.of_all = broken, late
 """
 
 

@@ -17,8 +17,8 @@ GLYPHS = [
     *("--logger", "none", "--test-tasks", "0", "--eval-every", "0"),
     *("--log-every", "1", "--checkpoint-every", "5"),
 ]  # fmt: skip
-TWICE, ONCE, OFTEN = 8, 40, 400
-"""Iterations of runs to be compared, of one that is killed once, and of one killed many times."""
+TWICE = 8
+"""Iterations of the runs to be compared."""
 IN_DEFAULT = "rpc exclusive"
 """The strategy that is killed in the default suite."""
 
@@ -36,8 +36,7 @@ def train(folder: Path, runs: dict[str, tuple[str, int]]) -> None:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train twice with each strategy, without a stop; return the folder of the runs."""
     folder = tmp_path_factory.mktemp("straight")
-    runs = {f"{name} {i}": (name, TWICE) for name in IN_ORDER for i in (1, 2)}
-    train(folder, runs | {"whole": (IN_DEFAULT, ONCE)})
+    train(folder, {f"{name} {i}": (name, TWICE) for name in IN_ORDER for i in (1, 2)})
     return folder
 
 
@@ -49,26 +48,22 @@ def test_twice(straight: Path, strategy: str) -> None:
     assert same(one["optimizer"], two["optimizer"])
 
 
-def test_killed_and_resumed(straight: Path, tmp_path: Path) -> None:
-    kill_and_resume(tmp_path / "killed", IN_DEFAULT, ONCE, [8])
-    assert same(last(tmp_path / "killed")["model"], last(straight / "whole")["model"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", IN_ORDER)
-def test_killed_at_random_moments(tmp_path: Path, strategy: str) -> None:
-    """Kill one run at twenty random iterations; some of the kills hit a save."""
-    train(tmp_path, {"straight": (strategy, OFTEN)})
-    moments = sorted(random.Random(0).sample(range(5, OFTEN - 20), 20))
-    kill_and_resume(tmp_path / "killed", strategy, OFTEN, moments)
-    assert same(last(tmp_path / "killed")["model"], last(tmp_path / "straight")["model"])
-
-
-def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list[int]) -> None:
-    """Train, with a SIGKILL to all processes once each of ``moments``, iterations, has come."""
+@pytest.mark.parametrize(
+    ("strategy", "iterations", "kills"),
+    [
+        (IN_DEFAULT, 40, 1),
+        *(pytest.param(strategy, 400, 20, marks=pytest.mark.slow) for strategy in IN_ORDER),
+    ],
+)
+def test_killed_at_random_moments(
+    tmp_path: Path, strategy: str, iterations: int, kills: int
+) -> None:
+    """Kill all processes of a run at random iterations; some of the kills hit a save."""
+    train(tmp_path, {"straight": (strategy, iterations)})
     args = [*GLYPHS, "--iterations", str(iterations), *IN_ORDER[strategy]]
+    run_dir = tmp_path / "killed"
     command = [*torchrun(2), *args, "--run-dir", str(run_dir)]
-    for moment in moments:
+    for moment in sorted(random.Random(0).sample(range(5, iterations - 20), kills)):
         launched = start(command)
         wait_for_iteration(launched, run_dir, moment, limit=120)
         launched.kill()
@@ -77,3 +72,4 @@ def kill_and_resume(run_dir: Path, strategy: str, iterations: int, moments: list
         assert last(run_dir)["iteration"] < iterations
     run(command, timeout=240)
     assert last(run_dir)["iteration"] == iterations
+    assert same(last(run_dir)["model"], last(tmp_path / "straight")["model"])

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,22 +31,21 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return trained(run_dir)
 
 
-def test_torchrun_on_two_hosts(local: Trained, tmp_path: Path) -> None:
-    """The result is that of one process."""
-    runs = {name: [*SEVEN_TASKS, *IN_ORDER[name]] for name in ("rpc chunk", "allreduce")}
+@pytest.mark.parametrize(
+    ("hosts", "strategies"), [(2, ["rpc chunk", "allreduce"]), (3, [*IN_ORDER])]
+)
+def test_equals_local(
+    local: Trained, tmp_path: Path, hosts: int, strategies: Sequence[str]
+) -> None:
+    """Two by torchrun, three by hand. MASTER_ADDR is a host name, there that of the loopback."""
+    runs = {name: [*SEVEN_TASKS, *IN_ORDER[name]] for name in strategies}
     args = [*TOPOLOGIES, str(tmp_path), json.dumps(runs)]
-    with Network(2) as network:
-        run_together([network.torchrun(host, 1, args) for host in range(2)], LIMIT_S)
-    for name in runs:
-        assert_same(trained(tmp_path / name), local, name)
-
-
-def test_equals_local_on_three_hosts(local: Trained, tmp_path: Path) -> None:
-    """Started by hand. MASTER_ADDR is a host name, which on that host points to the loopback."""
-    runs = {name: [*SEVEN_TASKS, *flags] for name, flags in IN_ORDER.items()}
-    command = [sys.executable, *TOPOLOGIES, str(tmp_path), json.dumps(runs)]
-    with Network(3) as network:
-        run_together([network.by_hand(host, command) for host in range(3)], LIMIT_S)
+    with Network(hosts) as network:
+        if hosts == 2:
+            commands = [network.torchrun(host, 1, args) for host in range(hosts)]
+        else:
+            commands = [network.by_hand(host, [sys.executable, *args]) for host in range(hosts)]
+        run_together(commands, LIMIT_S)
     for name in runs:
         assert_same(trained(tmp_path / name), local, name)
 

@@ -67,14 +67,14 @@ def test_backup_outlives_workers(tmp_path: Path) -> None:
         done = [launched.wait(120, expect=None) for launched in ranks]
     assert [rank.returncode for rank in done] == [0, 0, -signal.SIGKILL, -signal.SIGKILL]
     assert 200 <= before < 800
-    assert re.search(r"rank 2 \(.*\) did not leave in time; killed", done[0].stderr)
+    assert re.search(r"rank 2 \(.*\) is stopped by .*; all work is done", done[0].stderr)
     assert metrics(tmp_path)[-1]["iteration"] == 800
     assert result(tmp_path)["tasks"] == 8
 
 
 PLANTED = """
 from maml.run import checkpoint
-from maml.strategies import over_rpc
+from maml.processes import liveness
 from maml.worker import Worker
 meta_gradient, save_in, calls = Worker.share, checkpoint.save_in, 0
 def share(*args):
@@ -93,7 +93,7 @@ Worker.share, checkpoint.save_in = share, save
 
 def test_a_slow_trainer_is_waited_for_at_the_end(tmp_path: Path) -> None:
     """The trainer still computes a gradient when all is done, and then answers."""
-    fault = "over_rpc.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
+    fault = "liveness.GOODBYE = 0.5\ndef fault(): time.sleep(6 * (os.environ['RANK'] == '2'))"
     flags = ["--ps-mode", "async", "--iterations", "20", "--run-dir", str(tmp_path / "run")]
     ranks = start_ranks(3, [*SINUSOID, *flags], script=planted(tmp_path, PLANTED + fault))
     done = [launched.wait(90) for launched in ranks]

@@ -1,30 +1,22 @@
 """The rpc strategy: what travels, calls that wait for each other, and who leaves last."""
 
-import random
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 from torch.distributed.rpc.internal import _internal_rpc_pickler
 
-from maml.processes.world import World
-from maml.strategies.rpc import Reference, Rpc
+from maml.strategies.rpc import Reference
 from tests.launching import run, start_ranks, torchrun
 from tests.runs import metrics, same, worker_of
 from tests.strategies.faults import SINUSOID, planted
 
 FORGETS = """
 from maml.strategies.rpc import Rpc
-answer = Rpc.answer
-def forget(self, step, flat, tasks):
-    answer(self, step, flat.detach(), tasks)
-Rpc.answer = forget
+row = Rpc.row
+def forget(self, task, step, work):
+    return row(self, task, step, work and (work[0].detach(), *work[1:]))
+Rpc.row = forget
 """
 
 
@@ -83,31 +75,3 @@ def test_rank_zero_is_the_last_to_leave(tmp_path: Path) -> None:
     args = [*SINUSOID, "--strategy", "rpc", "--iterations", "3", "--run-dir", str(tmp_path / "run")]
     for rank in start_ranks(2, args, script=planted(tmp_path, PARTS_LATE)):
         rank.wait(60)
-
-
-def test_calls_in_any_order_are_one_batch_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps at once: each call has its own thread, and calls come in random order."""
-    batches = []
-
-    def compute(self: Rpc, ids: Tensor, flat: Tensor, learner: Any) -> Tensor:
-        batches.append(ids.tolist())
-        return ids[:, None] * flat
-
-    monkeypatch.setattr(Rpc, "_outer_rows", compute)
-    worker = worker_of("maml-sinusoid-10shot")
-    strategy = Rpc(worker.config, World(0, 1, 0, 1, launched=False), worker)
-    tasks, flat = [3, 1, 4, 2], torch.full((strategy.packing.n_params,), 0.5)
-    calls = [partial(strategy.row, step, task) for step in (1, 2) for task in tasks]
-    todo: list[Callable[[], Any]] = [
-        *calls, *(partial(strategy.answer, step, step * flat, tasks) for step in (1, 2))
-    ]  # fmt: skip
-    for seed in range(20):
-        batches.clear()
-        random.Random(seed).shuffle(todo)
-        with ThreadPoolExecutor(len(todo)) as pool:
-            done = {one: pool.submit(one) for one in todo}
-        assert batches == [tasks, tasks]
-        for one in calls:
-            step, task = one.args
-            assert torch.equal(done[one].result().wait(), task * step * flat)
-        assert not strategy._rows

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from maml.errors import UserError
 from maml.processes.world import World
 from maml.strategies.param_server import build_param_server
-from maml.strategies.param_server.over_rpc import Result
 from maml.worker import Share, Worker
 from tests.runs import same, sinusoid
 
@@ -50,9 +49,15 @@ class Play:
         ids = self.worker.training.ids(iteration, len(IDS))
         return self._pool.submit(self.server.meta_step, self.params, ids)
 
-    def ask(self, rank: int, result: Result | None = None) -> Any:
+    def ask(self, rank: int, result: Tensor | None = None) -> Any:
         """Push ``result`` and return the future of the next order."""
         return self.server.exchange(rank, result)
+
+    def computed(self, order: Any) -> Tensor:
+        """What a trainer makes of an order."""
+        method, *given = order
+        share: Tensor = method(self.server, *given)
+        return share
 
     def expected(self, ids: torch.Tensor) -> Share:
         return self.worker.share(self.params, ids, self.worker.learner)
@@ -80,7 +85,7 @@ def test_sync_waits_for_all_and_sums_in_the_order_of_ranks(pool: ThreadPoolExecu
         for rank in arrival:
             assert not step.done()
             # The answer to a push comes with the next step, not before.
-            after = play.ask(rank, play.server.compute(orders[rank].wait()))
+            after = play.ask(rank, play.computed(orders[rank].wait()))
         shares.append(step.result(LIMIT_S))
         assert not after.done()
     assert_same(shares[0], play.expected(IDS))
@@ -91,20 +96,20 @@ def test_backup_takes_the_first_and_drops_the_late(pool: ThreadPoolExecutor) -> 
     play = Play(pool, trainers=3, ps_mode="backup", ps_backup_workers=1)
     step = play.step()
     orders = {rank: play.ask(rank).wait() for rank in (1, 2, 3)}
-    answers = {rank: play.ask(rank, play.server.compute(orders[rank])) for rank in (1, 3)}
+    answers = {rank: play.ask(rank, play.computed(orders[rank])) for rank in (1, 3)}
     # The divisor is the number of tasks summed, not the meta-batch size.
-    arrived = torch.cat([orders[1].ids, orders[3].ids])
+    arrived = torch.cat([orders[1][1], orders[3][1]])
     assert_same(step.result(LIMIT_S), play.expected(arrived))
     assert torch.equal(play.server.tasks_of_step(IDS), arrived) and len(arrived) < len(IDS)
 
     second = play.step(iteration=1)
-    answers[2] = play.ask(2, play.server.compute(orders[2]))
+    answers[2] = play.ask(2, play.computed(orders[2]))
     orders = {rank: answer.wait() for rank, answer in answers.items()}
-    assert {order.step for order in orders.values()} == {2}, "the late one catches up"
+    assert {begun for begun, _ in play.server.under_way.values()} == {1}, "the late one catches up"
     for rank in (2, 3):
-        play.ask(rank, play.server.compute(orders[rank]))
+        play.ask(rank, play.computed(orders[rank]))
     # What came too late for step 1 is in neither sum.
-    assert_same(second.result(LIMIT_S), play.expected(torch.cat([orders[2].ids, orders[3].ids])))
+    assert_same(second.result(LIMIT_S), play.expected(torch.cat([orders[2][1], orders[3][1]])))
     assert play.server.report()["dropped"] == 1
 
 
@@ -113,23 +118,23 @@ def test_async_applies_each_and_drops_the_old(pool: ThreadPoolExecutor) -> None:
     first = play.step(0)
     orders = {rank: play.ask(rank).wait() for rank in (1, 2)}
     # A whole meta-batch each, and not the same one.
-    assert orders[1].ids.tolist() == list(range(7))
-    assert orders[2].ids.tolist() == list(range(7, 14))
-    answer = play.ask(1, play.server.compute(orders[1]))
-    assert_same(first.result(LIMIT_S), play.expected(orders[1].ids))
-    slow = play.server.compute(orders[2])
-    for number in (2, 3):
-        step = play.step(number - 1)
+    assert orders[1][1].tolist() == list(range(7))
+    assert orders[2][1].tolist() == list(range(7, 14))
+    answer = play.ask(1, play.computed(orders[1]))
+    assert_same(first.result(LIMIT_S), play.expected(orders[1][1]))
+    slow = play.computed(orders[2])
+    for number in (1, 2):
+        step = play.step(number)
         order = answer.wait()
-        assert order.step == number
-        answer = play.ask(1, play.server.compute(order))
+        assert play.server.under_way[1][0] == number
+        answer = play.ask(1, play.computed(order))
         step.result(LIMIT_S)
     # Two updates since its model: too old by one.
     fourth = play.step(3)
     fresh = play.ask(2, slow).wait()
-    assert fresh.step == 4
-    play.ask(2, play.server.compute(fresh))
-    assert_same(fourth.result(LIMIT_S), play.expected(fresh.ids))
+    assert play.server.under_way[2][0] == 3
+    play.ask(2, play.computed(fresh))
+    assert_same(fourth.result(LIMIT_S), play.expected(fresh[1]))
     report = play.server.report()
     assert report["dropped"] == 1
     assert report["staleness"] == [4]
@@ -144,11 +149,14 @@ def test_fewer_tasks_than_trainers(pool: ThreadPoolExecutor, spared: int) -> Non
     answers = {rank: play.ask(rank) for rank in (1, 2, 3, 4)}
     orders = {rank: answers[rank].wait() for rank in (1, 2)}
     for rank in list(orders)[: 2 - spared]:
-        play.ask(rank, play.server.compute(orders[rank]))
+        play.ask(rank, play.computed(orders[rank]))
     assert step.result(LIMIT_S).n_tasks == 2 - spared
     assert not answers[3].done()
     assert not answers[4].done()
-    survived = [play.server.survives([rank], "lost") for rank in (3, 4, 1, 2)]
+    survived = []
+    for rank in (3, 4, 1, 2):
+        survived.append(play.server.survives([rank], "lost"))
+        play.server.gone.add(rank)
     assert survived == [True, True, spared > 0, False]
 
 
@@ -157,22 +165,24 @@ def test_a_step_needs_a_trainer_besides_the_backups(pool: ThreadPoolExecutor) ->
         Play(pool, trainers=2, ps_mode="backup", ps_backup_workers=2)
 
 
-@pytest.mark.parametrize(("mode", "step"), [("sync", 1), ("async", 2)])
+@pytest.mark.parametrize(("mode", "step"), [("sync", 0), ("async", 1)])
 def test_a_served_model_steps_on_meanwhile(
     pool: ThreadPoolExecutor, mode: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tasks ordered in step 1 come in step 2: too late, except in async mode."""
+    """Tasks ordered in one step come in the next: too late, except in async mode."""
     play = Play(pool, 1, ps_mode=mode, ps_forward="remote", network=f"{__name__}:Scaled")
     server = play.server
-    for server._step in (1, 2):
-        params = {name: server._step * tensor for name, tensor in play.params.items()}
+    server.under_way[1] = 0, (server.compute, IDS, None)
+    for server.round in (0, 1):
+        params = {name: (1 + server.round) * tensor for name, tensor in play.params.items()}
         server.publish(params)
-    totals = server.forward(1, 1, list(play.worker.training_tasks(IDS)))
+    totals = server.forward(1, list(play.worker.training_tasks(IDS)))
     totals[0].backward()
     gradients = {server.leaf: server.leaf.grad}
     monkeypatch.setattr("torch.distributed.autograd.get_gradients", lambda context: gradients)
     server.deliver(1, 0)
-    result = server.events.get(timeout=LIMIT_S).result
-    assert result is not None and result.step == step
+    play.ask(1)
+    assert server.under_way[1][0] == step
     play.params = params
-    assert_same(server.packing.to_share(result.flat), play.expected(IDS))
+    share = server.arrivals.get(timeout=LIMIT_S).result
+    assert_same(server.packing.to_share(share), play.expected(IDS))

@@ -11,7 +11,8 @@ import math
 import queue
 import time
 from collections import Counter
-from typing import Any, TypeAlias
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.rpc as rpc
@@ -24,7 +25,7 @@ from maml.config import Config
 from maml.errors import UserError
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import Answer, OverRpc, answer_later, on_strategy
+from maml.strategies.over_rpc import Answer, Arrival, Order, OverRpc, on_strategy
 from maml.worker import Batch, Share, Worker
 
 COMPONENTS = {
@@ -35,8 +36,13 @@ COMPONENTS = {
     }
 }
 
-Asked: TypeAlias = tuple[Tensor, Answer]
-"""An observer's request, and the future of its answer."""
+
+class Request(NamedTuple):
+    """An observer's observations and draws ``[n, O + D]``, and the future of their actions."""
+
+    rank: int
+    rows: Tensor
+    answer: Answer
 
 
 class Observers(OverRpc):
@@ -63,10 +69,12 @@ class Observers(OverRpc):
         self.learner = worker.learner
         self.computing = range(1)
         self.spared = len(self.others) - 1
-        # What comes from a rank: a request, or the end of its play.
-        self.events = queue.SimpleQueue[tuple[int, Asked | Answer]]()
-        # The requests of the current batch by rank, and when the first came.
-        self._asked: dict[int, Asked] = {}
+        # The ranks that still play in this step, and their policy.
+        self._playing = set[int]()
+        self._policy: Params = {}
+        # When to give up, the requests of the current batch by rank, and when the first came.
+        self._deadline = math.inf
+        self._asked: dict[int, Request] = {}
         self._since = 0.0
         self._played = torch.empty(0, dtype=torch.int64)
         self._counts = Counter[str]()
@@ -80,77 +88,71 @@ class Observers(OverRpc):
         there = [rank for rank in self.others if rank not in self.gone]
         split = ids.tensor_split(len(there)) if there else []
         parts = {rank: part for rank, part in zip(there, split, strict=True) if len(part)}
-        for rank, part in parts.items():
-            try:
-                # 0: the call has no time limit, because `_gather` has one.
-                call = rpc.rpc_async(rank, on_strategy, (Observers.observe, part), timeout=0)
-                call.add_done_callback(lambda call, rank=rank: self.events.put((rank, call)))
-            except RuntimeError:
-                self.gone.add(rank)
-        played = self._gather(problem.params(problem.start, 0), set(parts))
+        plays = self.play(problem.params(problem.start, 0), parts)
         # In the order of ids, not of arrival, so that a repeated run has the same bits.
-        ranks = [rank for rank in parts if rank in played]
-        self._played = torch.cat([parts[rank] for rank in ranks])
+        self._played = torch.cat([part for (_, part), _ in plays])
         self._counts["missed_tasks"] += len(ids) - len(self._played)
-        joined = pytree.tree_map(lambda *parts: torch.cat(parts), *(played[rank] for rank in ranks))
+        joined = pytree.tree_map(lambda *of: torch.cat(of), *(played for _, (played, _) in plays))
+        self._waits += [waits for _, (_, waits) in plays]
         made = Batch(phase, as_played(joined), self._played)
         return self.worker.share_of(meta_params, [made], self.learner)
 
-    def _gather(self, policy: Params, playing: set[int]) -> dict[int, Trajectory]:
-        """Answer requests until all have played; return the trajectories by rank, without lost
-        observers.
-        """
-        clock, played = self.liveness.clock, dict[int, Trajectory]()
-        batched, began = self.config.batched_inference == "true", clock.now()
+    def play(self, policy: Params, parts: dict[int, Tensor]) -> list[tuple[Order, Any]]:
+        """Let ranks play ``parts``; return orders and results, without those of lost observers."""
+        began = self.liveness.clock.now()
         # Longer than `Liveness` waits before it gives a silent observer up.
-        deadline = began + 2 * self.config.timeout
-        while missing := playing - played.keys() - self.gone:
-            now = clock.now()
-            complete = missing <= self._asked.keys() if batched else bool(self._asked)
-            due = self._since + self.config.batch_wait - now if self._asked else math.inf
-            if complete or due <= 0:
-                self._counts["flushed"] += not complete
-                self._act(policy)
-                continue
-            if now > deadline:
-                raise self.liveness.explain(TimeoutError(self.liveness.members.name(missing)))
-            try:
-                # Wait in short pieces, because another thread notes which observers are lost.
-                rank, event = self.events.get(timeout=min(0.2, due))
-                if isinstance(event, tuple):
-                    self._since = self._since if self._asked else clock.now()
-                    self._asked[rank] = event
-                elif rank in missing:
-                    played[rank], waits = event.value()
-                    self._waits.append(waits)
-                    self.wire_bytes += sum(part.nbytes for part in played[rank])
-            except queue.Empty:
-                pass
-            except Exception:  # a failed observer is lost
-                self.gone.add(rank)
-        if not played:
+        self._deadline = began + 2 * self.config.timeout
+        self._playing, self._policy = set(parts), policy
+        orders = {rank: (Observers.observe, part) for rank, part in parts.items()}
+        results = self.collect(
+            lambda rank: orders.pop(rank, None), lambda _: self._playing <= self.gone
+        )
+        if not results:
             raise self.liveness.explain(RuntimeError("no observer is left"))
-        self._acting += clock.now() - began
-        return played
+        self._acting += self.liveness.clock.now() - began
+        return list(results.values())
 
-    def _act(self, policy: Params) -> None:
-        """Answer the requests ``[n, O + D]`` (observations, draws) of a batch."""
+    def take(self) -> Arrival | None:
+        """Answer a batch of requests if it is due; else return what the next observer brings."""
+        now = self.liveness.clock.now()
+        missing = self._playing - self.gone
+        batched = self.config.batched_inference == "true"
+        complete = missing <= self._asked.keys() if batched else bool(self._asked)
+        due = self._since + self.config.batch_wait - now if self._asked else math.inf
+        if self._asked and (complete or due <= 0):
+            self._counts["flushed"] += not complete
+            self._act()
+        elif now > self._deadline:
+            raise self.liveness.explain(TimeoutError(self.liveness.members.name(missing)))
+        else:
+            # Wait in short pieces, because another thread notes which observers are lost.
+            with suppress(queue.Empty):
+                arrival = self.arrivals.get(timeout=min(0.2, due))
+                if isinstance(arrival, Arrival):
+                    if arrival.result is not None:
+                        self._playing.discard(arrival.rank)
+                    return arrival
+                self._since = self._since if self._asked else self.liveness.clock.now()
+                self._asked[arrival.rank] = arrival
+        return None
+
+    def _act(self) -> None:
+        """Answer the requests of a batch."""
         # In the order of ranks, not of arrival, so that a repeated run has the same bits.
-        requests, answers = zip(*(self._asked[rank] for rank in sorted(self._asked)), strict=True)
-        self._asked = {}
-        rows = torch.cat(requests)
+        requests, self._asked = [self._asked[rank] for rank in sorted(self._asked)], {}
+        rows = torch.cat([request.rows for request in requests])
         observations, draws = rows.tensor_split([self.learner.environment.observation_size], 1)
         with torch.no_grad():
-            actions = self.learner.actions(policy, observations.to(self.worker.dtype), draws)
-        parts = actions.split([len(request) for request in requests])
-        for answer, part in zip(answers, parts, strict=True):
-            answer.set_result(part)
+            actions = self.learner.actions(self._policy, observations.to(self.worker.dtype), draws)
+        parts = actions.split([len(request.rows) for request in requests])
+        for request, part in zip(requests, parts, strict=True):
+            request.answer.set_result(part)
         self._counts.update(forwards=1, requests=len(requests))
 
-    def ask(self, rank: int, request: Tensor) -> Answer:
+    def ask(self, rank: int, rows: Tensor) -> Answer:
         """On the agent: return the future of the actions for one request."""
         answer: Answer = torch.futures.Future()
-        self.events.put((rank, (request, answer)))
+        self.arrivals.put(Request(rank, rows, answer))
         return answer
 
     def tasks_of_step(self, ids: Tensor) -> Tensor:
@@ -180,9 +182,9 @@ class Observers(OverRpc):
         def choose(observations: Tensor, draws: Tensor) -> Tensor:
             request = torch.cat([observations, draws], dim=-1).flatten(0, -2)
             began = time.perf_counter()
-            with self.guard():
+            with self.liveness.guard():
                 asked = (Observers.ask, self.world.rank, request)
-                actions = rpc.rpc_sync(0, answer_later, asked)
+                actions = rpc.rpc_sync(0, on_strategy, asked)
             waits.append(time.perf_counter() - began)
             return actions.view(*observations.shape[:-1], *actions.shape[1:])
 

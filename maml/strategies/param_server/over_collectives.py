@@ -25,43 +25,25 @@ class CollectiveServer(Collective):
 
     def meta_step(self, meta_params: Params, ids: Tensor) -> Share:
         """Broadcast ids and model; return the sum over all trainers' shares."""
-        self._announce(torch.tensor(len(ids)))
-        self._broadcast(ids)
-        self._broadcast(self.packing.params(meta_params))
-        shares = self._gather(torch.zeros(self.packing.share_size, dtype=self.worker.dtype))
+        flat = self.packing.params(meta_params)
+        self.group.from_rank(0, (ids, flat), limited=False)
+        own = torch.zeros(self.packing.share_size, dtype=self.worker.dtype)
+        shares = [torch.empty_like(own) for _ in range(self.world.size)]
+        self.group.together(dist.gather, own, shares, 0)
+        self.wire_bytes += (self.world.size - 1) * (ids.nbytes + flat.nbytes + own.nbytes)
         return self.packing.to_share(torch.stack(shares[1:]).sum(0))
 
     def serve(self) -> None:
         """Compute what the server orders, until the server announces that all is done."""
         # Only note a stop signal here: the heartbeat passes it to the server, which decides.
         self.stop.install()
-        while n_ids := int(self._announce(torch.tensor(0))):
-            ids = self._broadcast(torch.zeros(n_ids, dtype=torch.int64))
-            flat = self._broadcast(torch.zeros(self.packing.n_params, dtype=self.worker.dtype))
+        # No limit: a test before the next order may be long.
+        while (order := self.group.from_rank(0, None, limited=False)) is not None:
+            ids, flat = order
             mine = ids.tensor_split(self.world.size - 1)[self.world.rank - 1]
-            self._gather(self.packed_share(mine, flat))
+            self.group.together(dist.gather, self.packed_share(mine, flat), None, 0)
 
     def finish(self) -> None:
         """On the server: tell all trainers that all is done."""
         if self.drives:
-            self._announce(torch.tensor(0))
-
-    def _announce(self, n_ids: Tensor) -> Tensor:
-        """Broadcast the number of the next tasks, 0 at the end. No limit: a test may be long."""
-        with self.guard(limited=False):
-            self.wait_idly(dist.broadcast(n_ids, src=0, group=self.idle, async_op=True))
-        return n_ids
-
-    def _broadcast(self, tensor: Tensor) -> Tensor:
-        with self.guard():
-            dist.broadcast(tensor, src=0)
-        self.wire_bytes += (self.world.size - 1) * tensor.nbytes
-        return tensor
-
-    def _gather(self, share: Tensor) -> list[Tensor]:
-        """Gather packed shares from all ranks; the list is empty except on rank 0."""
-        shares = [torch.empty_like(share) for _ in range(self.world.size)] if self.drives else []
-        with self.guard():
-            dist.gather(share, shares if self.drives else None, dst=0)
-        self.wire_bytes += (self.world.size - 1) * share.nbytes
-        return shares
+            self.group.from_rank(0, None, limited=False)

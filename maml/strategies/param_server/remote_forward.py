@@ -13,15 +13,14 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from maml.config import Config
 from maml.execution.threads import copied
 from maml.params import Params
 from maml.processes.world import World
-from maml.strategies.over_rpc import on_strategy
+from maml.strategies.over_rpc import Answer, bytes_of, on_strategy
 from maml.strategies.packing import OuterLosses
-from maml.strategies.param_server.over_rpc import Event, Order, ParameterServer, Result
+from maml.strategies.param_server.over_rpc import ParameterServer
 from maml.worker import Batch, Share, Worker
 
 
@@ -29,14 +28,14 @@ class RemoteForward(ParameterServer):
     """The server with its model, and trainers that call it.
 
     On the server, ``leaf`` is the leaf of the graph: one tensor for all parameters, whose values
-    are never read. ``pending`` holds a result for each trainer's forward pass, with only the totals
-    until the gradients come.
+    are never read. ``pending`` holds for each trainer what its forward pass has left: a packed
+    share, with only the totals until the gradients come, and the bytes that were sent.
     """
 
     def __init__(self, config: Config, world: World, worker: Worker) -> None:
         super().__init__(config, world, worker)
         self.leaf = torch.zeros(self.packing.n_params, dtype=worker.dtype, requires_grad=True)
-        self.pending: dict[int, Result] = {}
+        self.pending: dict[int, tuple[Tensor, int]] = {}
         self._model: tuple[int, Params] | None = None
         # One learner per trainer: the forwards of several, and an evaluation, may run at once.
         ranks = self.others if self.drives else ()
@@ -49,10 +48,10 @@ class RemoteForward(ParameterServer):
 
     def publish(self, meta_params: Params) -> Tensor:
         """Let trainers call the forward of a copy: the outer loop changes the model itself."""
-        self._model = self._step, {name: t.detach().clone() for name, t in meta_params.items()}
+        self._model = self.round, {name: t.detach().clone() for name, t in meta_params.items()}
         return torch.empty(0)
 
-    def forward(self, rank: int, step: int, batches: list[Batch]) -> Tensor:
+    def forward(self, rank: int, batches: list[Batch]) -> Tensor:
         """On the server: return ``[1 + M + 1]``: Σ loss, Σ metrics and count of its tasks."""
         assert self._model is not None
         at, params = self._model
@@ -63,11 +62,11 @@ class RemoteForward(ParameterServer):
 
         with torch.enable_grad():
             totals: Tensor = OuterLosses.apply(share, self.packing, self.leaf).sum(0)
-        wire_bytes = sum(x.nbytes for batch in batches for x in tree_leaves(batch.tasks))
+        self.pending[rank] = totals.detach(), bytes_of([batch.tasks for batch in batches])
         # A gradient and its tasks belong to the step that ordered them. After that step it is
         # late, even if its model is newer. But async takes any tasks: its model's step counts.
-        step = at if self.config.ps_mode == "async" else step
-        self.pending[rank] = Result(step, totals.detach(), wire_bytes)
+        if self.is_async:
+            self.under_way[rank] = at, self.under_way[rank][1]
         return totals
 
     def deliver(self, rank: int, context: int) -> None:
@@ -78,16 +77,18 @@ class RemoteForward(ParameterServer):
         gradients = dist_autograd.get_gradients(context)  # type: ignore[attr-defined]
         if self.leaf not in gradients:
             raise RuntimeError("the served model got no gradient")
-        found = self.pending.pop(rank)
-        flat = torch.cat([gradients[self.leaf], found.flat])
-        self.events.put(Event(rank, found._replace(flat=flat), None))
+        totals, sent = self.pending[rank]
+        self.pending[rank] = torch.cat([gradients[self.leaf], totals]), sent
 
-    def compute(self, order: Order) -> None:
-        """Call forward and backward for the tasks of ``order``; then deliver the gradient there."""
-        batches = list(self.worker.training_tasks(order.ids))
+    def exchange(self, rank: int, result: None, wire_bytes: int | None = None) -> Answer:
+        """On the server: take in the share that `deliver` has left; see `OverRpc.exchange`."""
+        return super().exchange(rank, *self.pending.pop(rank, (result, wire_bytes)))
+
+    def compute(self, ids: Tensor, params: Tensor) -> None:
+        """Call forward and backward for the tasks ``ids``; then deliver the gradient there."""
+        batches = list(self.worker.training_tasks(ids))
         rank = self.world.rank
-        with self.guard(), dist_autograd.context() as context:
-            forward = (RemoteForward.forward, rank, order.step, batches)
-            totals = rpc.rpc_sync(0, on_strategy, forward)
+        with self.liveness.guard(), dist_autograd.context() as context:
+            totals = rpc.rpc_sync(0, on_strategy, (RemoteForward.forward, rank, batches))
             dist_autograd.backward(context, [totals[0]])  # type: ignore[attr-defined]
             rpc.rpc_sync(0, on_strategy, (RemoteForward.deliver, rank, context))

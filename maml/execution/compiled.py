@@ -13,16 +13,19 @@ the same (`Reached`), and is computed plainly if they are not.
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as of_modules
 from torch.utils import _pytree as pytree
 
 from datasets.locks import Lock
@@ -34,6 +37,8 @@ from maml.execution.trial import Trial
 
 Stage = Callable[[Any, Tensors], Any]
 """``(run(*inputs) → outputs, example inputs) → a faster run``."""
+HOOKS = [vars(of_modules)[name] for name in vars(of_modules) if re.match("_global_.*hooks$", name)]
+"""Torch's hooks of all modules."""
 SHAPES = 4
 """Compile at most this many shapes of inputs, or states of what is read from outside."""
 LIMIT_S = 900.0
@@ -107,13 +112,14 @@ class Compiled:
             if entry.program is None and not entry.closed and self._is_due(entry):
                 self._advance(entry, function, records or function, inputs, structure)
             program = entry.program
-        if program is not None and program.takes(inputs):
-            return program(inputs)
-        began = time.perf_counter()
-        found = function(*args)
-        entry.spent += time.perf_counter() - began
-        if program is not None:
-            program.has_taken(inputs)
+        found = None if program is None else program(inputs)
+        if found is None:
+            began = time.perf_counter()
+            found = function(*args)
+            entry.spent += time.perf_counter() - began
+            if entry.why:
+                self._say(f"{entry.why}; computing without", warns=self._waits)
+                entry.why = ""
         return found
 
     def program(self, of: Any, *args: Any) -> "Program | None":
@@ -141,8 +147,9 @@ class Compiled:
             args = pytree.tree_unflatten(entry.others, structure)
             try:
                 entry.expected, keeps = self._called(function, inputs, args)
-            except Exception:  # the plain call raises it again, unless it is of these inputs alone
-                entry.closed = True
+            except Exception as error:
+                # The plain call raises it again, unless it is of these inputs alone.
+                entry.closed, entry.why = True, _first_line(error)
                 return
             if self._speaks and self._waits:
                 shape = list(inputs[-1].shape)
@@ -153,8 +160,8 @@ class Compiled:
                 if not self._reached(()).sees_all:
                     raise RuntimeError(UNSEEN)
                 with _quietly(), torch.no_grad(), Trial(*self._roots):
-                    entry.form = record(records, inputs, structure, self._apart)
-                    compare(entry.form.flat(entry.others), entry.expected, RECORDED)
+                    entry.form = record(records, inputs, structure)
+                    compare(entry.form.flat(entry.others) or (), entry.expected, RECORDED)
             except Exception as error:
                 self._give_up(error)
                 return
@@ -190,28 +197,34 @@ class Compiled:
             return found, keeps
 
     def _reached(self, inputs: Tensors) -> Reached:
-        return Reached(*self._roots, without=(*self._apart, *inputs))
+        return Reached(
+            *self._roots, *(HOOKS if self._roots else ()), without=(*self._apart, *inputs)
+        )
 
     def _generate(self, entry: "_Entry", form: Form) -> None:
         began = time.perf_counter()
         assert entry.reached is not None
         try:
             with _in_the_cache(), torch.no_grad():
-                run = self._stage(form.run, [*entry.inputs, *form.constants])
+                given = [*entry.inputs, *form.constants]
+                try:
+                    run = self._stage(form.run, given)
+                except ImportError as error:  # a process was killed while it wrote this library
+                    Path(error.path or "").unlink(missing_ok=True)
+                    run = self._stage(form.run, given)
                 form = form._replace(run=run)
-                compare(form.flat(entry.others), entry.expected, TOLERANCE)
+                compare(form.flat(entry.others) or (), entry.expected, TOLERANCE)
         except Exception as error:
             self._give_up(error)
             return
         if self._speaks:
             self._say(f"compiled in {time.perf_counter() - began:.1f} s")
-        entry.program = Program(form, entry.reached, entry.inputs)
+        entry.program = Program(form, entry.reached)
         entry.inputs, entry.others, entry.expected, entry.closed = (), (), None, False
 
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
-        first, *_ = (str(error).strip() or type(error).__name__).splitlines()
-        self._say(f"{first[:200]}; computing without", warns=self._waits)
+        self._say(f"{_first_line(error)}; computing without", warns=self._waits)
 
     def _say(self, line: str, *, warns: bool = False) -> None:
         print(f"{'warning: ' * warns}{self._name}: {line}", file=sys.stderr, flush=True)
@@ -226,48 +239,31 @@ class Program:
         reached: What its function had read from outside, which is in the code.
     """
 
-    def __init__(self, form: Form, reached: Reached, inputs: Tensors) -> None:
+    def __init__(self, form: Form, reached: Reached) -> None:
         self.flat, self.reached, self._structure = form.flat, reached, form.structure
         self.places = pytree.tree_unflatten(range(form.structure.num_leaves), form.structure)
-        self._largest = {
-            place: 0
-            for place, x in enumerate(inputs)
-            if x.device.type == "cpu" and x.dtype in (torch.int64, torch.int32)
-        }
-        self._negative = set[int]()
-        self.has_taken(inputs)
 
     def __call__(self, inputs: Tensors) -> Any:
-        """Return the nest of outputs."""
+        """Return the nest of outputs; None if an index was outside of what it indexes."""
         with torch.no_grad():
-            return pytree.tree_unflatten(self.flat(inputs), self._structure)
-
-    def takes(self, inputs: Tensors) -> bool:
-        """Return whether no integer is new: a label or an index that is too large ends a process
-        in compiled code, where torch raises an error.
-        """
-        for place, most in self._largest.items():
-            if not inputs[place].numel():
-                continue
-            low, high = map(int, inputs[place].aminmax())
-            if high > most or (low < 0 and not _negatives(inputs[place]) <= self._negative):
-                return False
-        return True
-
-    def has_taken(self, inputs: Tensors) -> None:
-        """Remember integers that the plain function has computed without an error."""
-        for place, most in self._largest.items():
-            if inputs[place].numel():
-                self._largest[place] = max(most, int(inputs[place].max()))
-                self._negative |= _negatives(inputs[place])
+            found = self.flat(inputs)
+        return None if found is None else pytree.tree_unflatten(found, self._structure)
 
 
 @dataclass
 class _Entry:
-    """What there is for inputs of one form."""
+    """What there is for inputs of one form.
+
+    Attributes:
+        spent, due: Seconds that plain calls took, and that they must take before the next stage.
+        form: The recorded function.
+        inputs, others, expected: Its inputs, other ones, and the plain result of these.
+        reached: What it read from outside.
+        closed: Whether no further program is to be made, or one is being made.
+        why: Why not, if nothing has said so yet.
+    """
 
     spent: float = 0.0
-    """Seconds that plain calls took."""
     due: float = FIRST_S
     form: Form | None = None
     inputs: Tensors = ()
@@ -276,12 +272,11 @@ class _Entry:
     reached: Reached | None = None
     program: Program | None = None
     closed: bool = False
-    """Whether no further program is to be made, or one is being made."""
+    why: str = ""
 
 
-def _negatives(x: Tensor) -> set[int]:
-    """Return the negative numbers in ``x``, as a label that a loss ignores."""
-    return set(x[x < 0].tolist())
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _other(x: Tensor) -> Tensor:

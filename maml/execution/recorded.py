@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from maml.execution.indices import inside
 from maml.execution.products import in_order_of_reading
 
 Tensors: TypeAlias = Sequence[Tensor]
@@ -19,8 +20,10 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """The same tolerances for the recorded operations, before code is generated for them."""
 FLOOR = 0.1
 """Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
-READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
-NUMBERS = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__)
+READS = (
+    *(Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, Tensor.item),
+    *(Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__),
+)
 VALUES = (
     "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
     "tolist, unique), which cannot be compiled"
@@ -36,26 +39,29 @@ class Form(NamedTuple):
         constants: The tensors that the function has reached from outside. Each call reads the
             numbers that they have then.
         n_nodes: How many operations it has.
+        flags: Whether the last output tells that an index was outside of what it indexes.
     """
 
     run: Callable[..., Tensors]
     structure: Any
     constants: tuple[Tensor, ...] = ()
     n_nodes: int = 0
+    flags: bool = False
 
-    def flat(self, inputs: Tensors) -> Tensors:
-        """Return the flat outputs for flat inputs."""
-        return self.run(*inputs, *self.constants)
+    def flat(self, inputs: Tensors) -> Tensors | None:
+        """Return the flat outputs for flat inputs; None if an index was outside."""
+        found = self.run(*inputs, *self.constants)
+        if self.flags:
+            *found, is_outside = found
+            return None if is_outside else found
+        return found
 
 
-def record(
-    function: Callable[..., Any], inputs: Tensors, structure: Any, apart: Tensors = ()
-) -> Form:
+def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> Form:
     """Return ``function`` as a list of operations on flat inputs, and its outputs' structure.
 
     The function must be pure, from nests of tensors to a nest of tensors. If its control flow
     depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
-    ``apart``: further tensors whose numbers change, which Python must not read either.
     """
     from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
 
@@ -67,7 +73,7 @@ def record(
         return outputs
 
     try:
-        with _NoValues(apart):
+        with _NoValues():
             recorded: Any = make_fx(flat)(*inputs)
     except RuntimeError as error:
         if "value out of a tracing tensor" in str(error):
@@ -77,11 +83,12 @@ def record(
         if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
             raise RuntimeError(f"{VALUES} ({node.target})")
     constants = _constants_to_inputs(recorded)
+    flags = inside(recorded.graph)
     in_order_of_reading(recorded.graph)
     for node in recorded.graph.nodes:
         node.meta = {}  # a compiler finds shapes anew, and refuses those of another recording
     recorded.recompile()
-    return Form(recorded, structures[0], constants, len(recorded.graph.nodes))
+    return Form(recorded, structures[0], constants, len(recorded.graph.nodes), flags)
 
 
 def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
@@ -99,26 +106,19 @@ def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
                 given = graph.placeholder(f"constant_{len(constants)}")
             last = [given]
             given.meta = dict(node.meta)
-            constants[id(tensor)] = tensor.detach(), given
+            constants[id(tensor)] = tensor, given
         node.replace_all_uses_with(constants[id(tensor)][1])
         graph.erase_node(node)
     return tuple(tensor for tensor, _ in constants.values())
 
 
 class _NoValues(TorchFunctionMode):
-    """A context that forbids reading tensor values (`READS`): the recording cannot see a read.
-
-    Single numbers (`NUMBERS`) may be read of tensors that are neither inputs nor ``apart``.
-    """
-
-    def __init__(self, apart: Tensors) -> None:
-        super().__init__()
-        self._apart = set(map(id, apart))
+    """A context that forbids reading tensor values: the recording cannot see a read."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in READS or (func in NUMBERS and id(args[0]) in self._apart):
+        if func in READS:
             raise RuntimeError(VALUES)
         return func(*args, **kwargs or {})
 

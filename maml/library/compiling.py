@@ -55,10 +55,12 @@ class _Ready:
     def __call__(self, tasks: Any) -> Found | None:
         parameters = self._parameters
         inputs = [*parameters, *(part.contiguous() for part in tasks)]
-        if not self.program.takes(inputs) or [*map(_kind, parameters)] != self._kinds:
+        if [*map(_kind, parameters)] != self._kinds or torch.is_inference_mode_enabled():
             return None
         with torch.no_grad():
             found = self.program.flat(inputs)
+        if found is None:
+            return None
         at = self._places
         gradients = [found[place] for place in at.gradients]
         metrics = {name: found[place] for name, place in at.sums.metrics.items()}
@@ -119,10 +121,10 @@ class Compiling:
                 inductor, reads=(learner.network, learner.criterion),
                 apart=learner.network.parameters(), waits=self._asked is True, name="compile",
             )  # fmt: skip
-        form = _form(learner, tasks)
+        form, of = _form(learner, tasks), _state(learner)
         functions = _with_means(plainly), _with_means(together)
-        found: _Means = self._compiled(functions[0], params, tasks, records=functions[1], of=form)
-        program = self._compiled.program(form, params, tasks)
+        found: _Means = self._compiled(functions[0], params, tasks, records=functions[1], of=of)
+        program = self._compiled.program(of, params, tasks)
         every = [*learner.meta_parameters().values()]
         # Complex parameters are here as views.
         if program is not None and form is not None and all(p.is_leaf for p in every):
@@ -144,6 +146,12 @@ def _kind(parameter: Tensor) -> tuple[Any, ...]:
     return parameter.dtype, parameter.device, parameter.shape, parameter.requires_grad
 
 
+def _state(learner: Learner) -> tuple[Any, ...]:
+    """Return the settings of torch that a call reads."""
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return learner.network.training, torch.get_default_dtype(), *autocast
+
+
 def _form(learner: Learner, tasks: Any) -> Any:
     """Return what decides which code computes tasks; None if none is to be called quickly."""
     if not isinstance(tasks, tuple | list) or len(tasks) != 4:
@@ -154,9 +162,4 @@ def _form(learner: Learner, tasks: Any) -> Any:
         parts = [(part.shape, part.dtype, part.device, part.requires_grad) for part in tasks]
     except AttributeError:
         return None
-    return (
-        learner.network.training,
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu"),
-        *parts,
-    )
+    return (*_state(learner), *parts)

@@ -193,7 +193,7 @@ def test_a_changed_number_counts_in_the_very_next_call(place: Callable[[], Outsi
     learner = learner_of(network, loss=loss)
     check(learner, network, loss)
     check(learner, network, loss)
-    assert is_quick(learner)
+    assert is_quick(learner) == (place is not in_a_tensor_as_a_number)
     for value in (1.5, 300.5, 2.0, 2.5, 3.0, 3.5):  # more values than are compiled
         change(value)
         check(learner, network, loss)
@@ -245,6 +245,16 @@ def test_an_index_of_no_row_is_refused_in_a_batch(compile: bool) -> None:
         wrong[2, 1, 1] = index
         with pytest.raises(IndexError, match="out of range"):
             learner((wrong, *tasks[1:]))
+
+
+def test_a_computed_index_of_no_class_is_refused() -> None:
+    learner = learner_of(dense(), loss=lambda outputs, y: F.cross_entropy(outputs, y - 1))
+    x, y, *_ = stacked(TASKS)
+    tasks = (x, y + 1, x, y + 1)
+    learner(tasks)
+    assert learner._compiling.quickly(learner.learner, tasks) is not None
+    with pytest.raises((IndexError, maml.UserError)):
+        learner((x, y + 1, x, (y + 1).index_fill(1, torch.tensor([2]), 0)))
 
 
 # ---- what is not compiled ------------------------------------------------------------------------

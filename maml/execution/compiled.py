@@ -49,7 +49,7 @@ FIRST_S = 5.0
 """In the background, record a function that has taken so many seconds in plain calls."""
 SECONDS_A_NODE = 0.025
 """About the time that inductor takes for a recorded operation."""
-DRAWS = "the network draws random numbers, as dropout does; nothing is compiled"
+DRAWS = "the network draws random numbers, as dropout does"
 UNSEEN = "the network or the loss reads what may change unseen, as a large array or an open file"
 KEEPS = "the network or the loss keeps what it computes, and compiled code would not"
 
@@ -205,7 +205,7 @@ class Compiled:
         began = time.perf_counter()
         assert entry.reached is not None
         try:
-            with _in_the_cache(), torch.no_grad():
+            with _in_the_cache(), _unlogged(), torch.no_grad():
                 given = [*entry.inputs, *form.constants]
                 try:
                     run = self._stage(form.run, given)
@@ -311,7 +311,7 @@ def choose(
     speaks = os.environ.get("RANK", "0") == "0"
     if draws:
         if config.compile == "on" and speaks:
-            print(f"warning: --compile: {DRAWS}", file=sys.stderr, flush=True)
+            print(f"warning: --compile: {DRAWS}; nothing is compiled", file=sys.stderr, flush=True)
         return None
     many = config.iterations * config.meta_batch_size >= LONG_RUN
     long = many and batched and device.type == "cpu"
@@ -342,11 +342,17 @@ def _in_the_cache() -> Iterator[None]:
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
     """Keep the compiler's notices off stderr; its errors contain everything that matters."""
+    with _unlogged(), warnings.catch_warnings(action="ignore"):
+        yield
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """Keep what torch logs off stderr. A thread may do so: filters of warnings are everybody's."""
     log = logging.getLogger("torch")
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
+        yield
     finally:
         log.setLevel(level)

@@ -255,7 +255,7 @@ def _is_same(before: Any, now: Any) -> bool:
             return False
         before, now = before.values(), [now[name] for name in before]
     pairs = zip(before, now, strict=True)
-    return all(a is b or (type(a) is type(b) is int and a == b) for a, b in pairs)
+    return all(a is b or (type(a) is type(b) in (int, float) and a == b) for a, b in pairs)
 
 
 def _put_names_back(value: Any, held: dict[Any, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.execution.compiled import KEEPS, Compiled, Program, inductor
+from maml.execution.compiled import DRAWS, KEEPS, Compiled, Program, inductor
 from maml.learners import Learner
 from maml.metagradient.batching import Found as Way
 from maml.metagradient.differentiate import OuterGradient
@@ -88,8 +88,10 @@ class Compiling:
         if not self._asked:
             return False
         reason = None
-        if found.draws or learner.config.inner_batch is not None:
-            reason = "random numbers are drawn, which compiled code would not draw by their address"
+        if found.draws:
+            reason = DRAWS
+        elif learner.config.inner_batch is not None:
+            reason = "the order of mini-batches is drawn"
         elif found.shares:
             reason = KEEPS
         elif learner.any_ways:

@@ -194,6 +194,9 @@ def test_a_changed_number_counts_in_the_very_next_call(place: Callable[[], Outsi
     check(learner, network, loss)
     check(learner, network, loss)
     assert is_quick(learner) == (place is not in_a_tensor_as_a_number)
+    change(float("1"))  # another object, and the same number
+    check(learner, network, loss)
+    assert is_quick(learner) == (place is not in_a_tensor_as_a_number)
     for value in (1.5, 300.5, 2.0, 2.5, 3.0, 3.5):  # more values than are compiled
         change(value)
         check(learner, network, loss)

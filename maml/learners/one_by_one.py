@@ -100,18 +100,22 @@ def found_in(
     batching, learner.batching = learner.batching, "tasks"
     try:
         with draws.alone(), kept():
-            before, outside = state(), outside_of(learner, learner.criterion)
+            before = state()
+            # What is known to write is not looked at again: a list that a hook fills would make
+            # each call longer.
+            outside = None if learner.shares else outside_of(learner, learner.criterion)
             found, failed = list[T](), None
             try:
                 found += each(learner, function, tasks, where)
             except Exception as error:
                 failed = error
             drawn = state() != before
-        wrote = not outside.is_same()
+        wrote = outside is not None and not outside.is_same()
         again = (drawn and not learner.draws) or (wrote and learner.shares is False)
         learner.draws, learner.shares = learner.draws or drawn, wrote or bool(learner.shares)
         if again:
-            outside.put_back()
+            if outside is not None:
+                outside.put_back()
             found = list(each(learner, function, tasks, where))
         elif failed is not None:
             raise failed

@@ -178,14 +178,15 @@ def test_a_discount_changes_the_gradient(preset: str) -> None:
 
 
 class Recurrent(nn.Module):
-    """Reads an observation's numbers one after the other; `torch.func.vmap` cannot batch tasks."""
+    """Reads an observation's numbers one after the other, and asks for a value: no batch of tasks."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         self.rnn, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.rnn(x[..., None])[0][:, -1])
+        outputs: Tensor = self.out(self.rnn(x[..., None])[0][:, -1])
+        return outputs if bool((x < 1e9).all()) else 0 * outputs
 
 
 class Centred(Recurrent):

@@ -178,7 +178,7 @@ def test_a_discount_changes_the_gradient(preset: str) -> None:
 
 
 class Recurrent(nn.Module):
-    """Reads an observation's numbers one after the other, and asks for a value: no batch of tasks."""
+    """Reads an observation's numbers one after the other. It asks for a value, so no batch."""
 
     def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()

@@ -19,7 +19,13 @@ _OF_SHAPE = (
 
 
 def in_order_of_reading(graph: Graph) -> None:
-    """Turn ``(A B)ᵀ`` into ``Bᵀ Aᵀ``, and drop what changes nothing."""
+    """Turn ``(A B)ᵀ`` into ``Bᵀ Aᵀ``, and drop what changes nothing.
+
+    A view of such a product may need a copy then, so a recording that writes in place stays.
+    """
+    schemas = [getattr(node.target, "_schema", None) for node in graph.nodes]
+    if any(schema is not None and schema.is_mutable for schema in schemas):
+        return
     for node in list(graph.nodes):
         if node.target in _OF_SHAPE and _shape(node) == _shape(node.args[0]):
             _replace(node, node.args[0])
@@ -36,6 +42,9 @@ def in_order_of_reading(graph: Graph) -> None:
             product.meta = dict(users[0].meta)
             _replace(users[0], product)
             graph.erase_node(node)
+    for node in graph.nodes:
+        if node.target in (_ATEN.view.default, _ATEN._unsafe_view.default):
+            node.target = _ATEN.reshape.default
     graph.eliminate_dead_code()
     for node in list(graph.nodes):
         if node.target == _ATEN.mul.Scalar:

@@ -205,7 +205,8 @@ class Worker:
         learner = self.learner
         self.compiled = compiled.choose(
             self.config, self.device, in_torch=self._in_torch,
-            batched=learner.batching == "vmap", draws=learner.draws, reads=[learner.network],
+            batched=learner.batching == "vmap", draws=learner.draws,
+            reads=[type(learner), learner.network, learner.criterion],
         )  # fmt: skip
         for size in sizes if self.compiled is not None else ():
             tasks = self.training_tasks(torch.arange(size))

@@ -104,9 +104,8 @@ class Compiled:
             return function(*args)
         leaves, structure = pytree.tree_flatten(args)
         inputs = [leaf.detach().contiguous() for leaf in leaves]
-        key = (of, structure, *((x.shape, x.dtype, x.device) for x in inputs))
         with self._lock:
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._entries.setdefault(_key(of, structure, inputs), _Entry())
             if entry.program is not None and not entry.program.reached.is_still_same():
                 entry.program, entry.spent, entry.form = None, 0.0, None
             if entry.program is None and not entry.closed and self._is_due(entry):
@@ -125,8 +124,8 @@ class Compiled:
     def program(self, of: Any, *args: Any) -> "Program | None":
         """Return the compiled code for such arguments, if there is any by now."""
         leaves, structure = pytree.tree_flatten(args)
-        key = (of, structure, *((x.shape, x.dtype, x.device) for x in leaves))
-        return self._entries[key].program if key in self._entries else None
+        entry = self._entries.get(_key(of, structure, leaves))
+        return None if entry is None else entry.program
 
     def _is_due(self, entry: "_Entry") -> bool:
         return self._waits or entry.spent >= entry.due
@@ -275,6 +274,10 @@ class _Entry:
     why: str = ""
 
 
+def _key(of: Any, structure: Any, inputs: Tensors) -> Any:
+    return (of, structure, *((x.shape, x.dtype, x.device) for x in inputs))
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
@@ -300,7 +303,7 @@ def choose(
     in_torch: bool,
     batched: bool = True,
     draws: bool = False,
-    reads: Sequence[nn.Module] = (),
+    reads: Sequence[Any] = (),
 ) -> Compiled | None:
     """Return what compiles the meta-gradients under ``--compile``, or None to compile nothing.
 
@@ -317,7 +320,8 @@ def choose(
     long = many and batched and device.type == "cpu"
     if not in_torch or not (config.compile == "on" or (config.compile == "auto" and long)):
         return None
-    apart = [parameter for part in reads for parameter in part.parameters()]
+    modules = [part for part in reads if isinstance(part, nn.Module)]
+    apart = [parameter for module in modules for parameter in module.parameters()]
     return Compiled(inductor, speaks=speaks, reads=reads, apart=apart)
 
 

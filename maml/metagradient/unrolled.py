@@ -32,10 +32,13 @@ def by_autograd(inner: Callable[[Params], Tensor], weights: Params) -> Params:
     """Return the gradient by plain autograd; it is differentiable if gradients are enabled."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # An alias, because hooks on a parameter are for the meta-gradient alone. It is no view_as,
-        # whose derivative fails for the sparse gradient of an embedding.
+        # An alias of a leaf, because hooks on a parameter are for the meta-gradient alone. It is no
+        # view_as, whose derivative fails for the sparse gradient of an embedding.
         alias = torch.ops.aten.alias
-        views = {n: alias(w) if w.requires_grad else w.detach() for n, w in weights.items()}
+        views = {
+            n: (alias(w) if w.is_leaf else w) if w.requires_grad else w.detach()
+            for n, w in weights.items()
+        }
         at = {n: w if w.requires_grad else w.requires_grad_() for n, w in views.items()}
         found = torch.autograd.grad(
             inner(at), list(at.values()), create_graph=create_graph, allow_unused=True,

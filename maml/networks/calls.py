@@ -16,11 +16,10 @@ import torch
 import torch.utils.checkpoint as of_torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from maml.execution.meanwhile import Replaced
-from maml.networks.ordinary import SECOND_ORDER, own_name, tensors
+from maml.networks.ordinary import SECOND_ORDER, own_name, swapped, tensors
 from maml.networks.stack import remembering
 from maml.networks.statistics import Statistics, Tape
 from maml.ops.instead import instead
@@ -53,12 +52,13 @@ def apply(
         given = {**buffers, **params}
         if not torch.is_grad_enabled():  # else a module that enables gradients would keep a graph
             given = {name: tensor.detach() for name, tensor in given.items()}
-        # A layer in two places has its tensors under one name only. Torch's own ties would swap
-        # them twice, and leave the call's tensors in the network.
-        with _calling(network, given), _nothing_escapes(network), instead():
-            outputs, used = torch.func.functional_call(
-                network, given, (x, statistics), tie_weights=False
-            )
+        with (
+            swapped(network, given),
+            _calling(network, given),
+            _nothing_escapes(network),
+            instead(),
+        ):
+            outputs, used = network(x, statistics)
         written = getattr(_local, "written", None)
         if written is not None and network.training:
             own = [n for n in held if n not in tied and not n.endswith("num_batches_tracked")]
@@ -145,7 +145,7 @@ def _again(block: Callable[..., Any]) -> Callable[..., Any]:
         with (
             alone_with(network),
             remembering(False),
-            _reparametrize_module(network, given),
+            swapped(network, given),
             _calling(network, given),
         ):
             later = tape.given, list(tape.used)

@@ -17,6 +17,7 @@ from maml.config.cli import parse
 from maml.config.presets import PRESETS, with_values
 from maml.execution import compiled
 from maml.execution.compiled import Compiled, choose
+from maml.learners.maml import MAML
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.rules import OPTIMIZERS
 from maml.trainer import Trainer
@@ -289,6 +290,30 @@ def test_tasks_one_by_one_are_recorded_once(
     drawing = Worker(with_values(config, network=own, batching="auto", compile="on"), CPU)
     drawing.get_ready(())
     assert drawing.learner.draws and drawing.compiled is None
+
+
+class Weighted(MAML):
+    """A learner whose losses have a weight that is changed elsewhere."""
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return WEIGHT * self.criterion(outputs, y)
+
+
+WEIGHT = 1.0
+
+
+def test_a_global_that_a_learner_s_loss_reads_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "inductor", as_it_is)
+    config = sinusoid(learner=f"{__name__}:Weighted", dtype="float64")
+    worker, plain = (Worker(with_values(config, compile=on), CPU) for on in ("on", "off"))
+    worker.get_ready({len(IDS)})
+    assert worker.compiled is not None
+    for weight in (1.0, 2.0, 2.0, 3.0):
+        monkeypatch.setattr(sys.modules[__name__], "WEIGHT", weight)
+        params = plain.learner.meta_parameters()
+        found, expected = (each.share(params, IDS, each.learner) for each in (worker, plain))
+        torch.testing.assert_close(found.totals, expected.totals, rtol=1e-10, atol=1e-10)
+        assert_near(found.gradients, expected.gradients)
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(

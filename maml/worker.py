@@ -23,10 +23,10 @@ from maml.errors import UserError
 from maml.execution import compiled
 from maml.execution.prefetch import Prefetch
 from maml.execution.stopwatch import Stopwatch
-from maml.learners import Learner, build_learner, one_by_one
-from maml.learners.one_by_one import addresses
+from maml.learners import Learner, build_learner, engine
+from maml.learners.engine import addresses
 from maml.metagradient import by_task
-from maml.metagradient.batching import NotRepeatedError, batching_of
+from maml.metagradient.plan import NotRepeatedError, Plan
 from maml.networks.calls import lost_writes
 from maml.params import Params
 
@@ -64,9 +64,6 @@ class Batch(NamedTuple):
     phase: int
     tasks: Any
     ids: Tensor
-
-
-_HEAVY = "one task is work enough for a core"
 
 
 class Worker:
@@ -118,68 +115,53 @@ class Worker:
         if trains:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
-            self._choose_batching()
+            self._plan()
         self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
 
-    def _choose_batching(self) -> None:
-        """Choose "vmap" or "tasks"; a user's own learner or network is differentiated in both ways.
+    def _plan(self) -> None:
+        """Decide how tasks are computed: `maml.metagradient.plan`; ``--batching`` may ask for it.
 
-        "tasks" is the choice if the results differ, if tasks cannot be batched or draw random
-        numbers, or if one task is work enough for a core (`one_by_one.is_heavy`).
+        This project's own components are batched unless one task is work enough for a core. A
+        user's own learner or network is differentiated in both ways.
         """
+        config, learner, phase = self.config, self.learner, self.learner.last_phase
+        auto, asked = config.batching == "auto", learner.plan.batching
+        weigh = auto and self._in_torch and self.device.type == "cpu"
         if not self._theirs:
-            self._choose_by_work()
+            weigh &= config.compile != "on" and self._learner_facts.tasks == "episodes"
+            params = learner.meta_parameters()
+            if weigh and engine.is_heavy(learner, params, self.training.tasks(torch.arange(1))):
+                learner.plan = Plan("tasks", shares=False, heavy=True)
+                self.why_one_by_one = learner.plan.why("it")
             return
         facts = {"learner": self._learner_facts, "network": self._network_facts}
         flag = " or ".join(f"--{kind} {of.name}" for kind, of in facts.items() if of.is_theirs)
         with self._naming_theirs():
             some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
-            params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
-            self.learner.batching = "tasks"
-            phase = self.learner.last_phase
-            made = self.learner.materialise(params, some, phase)
+            params = self._here(learner.meta_parameters())
+            learner.plan = Plan("tasks", shares=False)
+            made = learner.materialise(params, some, phase)
             with lost_writes(lambda line: self.warnings.append(f"warning: {flag}: {line}")):
-                self.learner.checked_way(params, made, phase)
+                learner.checked_way(params, made, phase)
             if isinstance(made, list):  # sets of different sizes
-                if self.config.batching == "vmap":
+                if config.batching == "vmap":
                     raise UserError("--batching vmap: the tasks come as a list; leave it out")
                 return
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # A first call. It raises the errors that training would raise, and fills caches.
-            heavy = one_by_one.is_heavy(self.learner, params, made)
-            on_cpu = self._in_torch and self.device.type == "cpu"
+            weigh &= engine.is_heavy(learner, params, made)
             try:
-                found = batching_of(
-                    lambda at: self.learner.training_problem(at, phase), params, made,
-                    self.config.meta_gradient, checked=True, code=self.learner.criterion,
-                    owner=self.learner, weigh=heavy and on_cpu and self.config.batching == "auto",
-                )  # fmt: skip
+                plan = engine.plan_of(learner, params, made, phase, weigh=weigh)
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
-        self.learner.draws, self.learner.shares = found.draws, bool(found.shares)
-        why = f"torch.func.vmap cannot batch {flag}, or finds another gradient"
-        if found.draws:
-            why = f"{flag} draws random numbers (one core each: --workers N)"
-        elif found.heavy:
-            why = _HEAVY
-        if self.config.batching == "vmap" and found.batching != "vmap":
-            raise UserError(f"--batching vmap: {why}; leave it out, or give tasks")
-        if self.config.batching != "auto":
-            self.learner.batching = self.config.batching
-        elif found.batching == "vmap":
-            self.learner.batching = "vmap"
-        else:
+        why, plan.shares = plan.why(flag), bool(plan.shares)
+        if auto:
             self.why_one_by_one = why
-
-    def _choose_by_work(self) -> None:
-        """Choose "tasks" for this project's components if one task is work enough for a core."""
-        in_torch = self._in_torch and self.device.type == "cpu" and self.config.compile != "on"
-        is_open = self.config.batching == "auto" and self._learner_facts.tasks == "episodes"
-        if not (is_open and in_torch):
-            return
-        params = self.learner.meta_parameters()
-        if one_by_one.is_heavy(self.learner, params, self.training.tasks(torch.arange(1))):
-            self.learner.batching, self.why_one_by_one = "tasks", _HEAVY
+        elif asked == "vmap" and why:
+            raise UserError(f"--batching vmap: {why}; leave it out, or give tasks")
+        else:
+            plan.batching = asked
+        learner.plan = plan
 
     def _naming_theirs(self) -> AbstractContextManager[None]:
         """Turn an error of a user's own learner or network into a line that names it."""
@@ -205,7 +187,7 @@ class Worker:
         learner = self.learner
         self.compiled = compiled.choose(
             self.config, self.device, in_torch=self._in_torch,
-            batched=learner.batching == "vmap", draws=learner.draws,
+            batched=learner.batching == "vmap", draws=learner.plan.draws,
             reads=[type(learner), learner.network, learner.criterion],
         )  # fmt: skip
         for size in sizes if self.compiled is not None else ():
@@ -264,7 +246,7 @@ class Worker:
                 # Only the last phase's function is compiled: a long training ends in it.
                 call = self.compiled if phase == learner.last_phase else None
                 where = addresses(learner, "train", ids)
-                outer = one_by_one.outer_gradient(learner, params, made, where, phase, call)
+                outer = engine.outer_gradient(learner, params, made, where, phase, call)
                 for name, total in sums.items():
                     total += outer.gradients[name]
                 metrics = [outer.metrics[name] for name in learner.metric_names]
@@ -279,7 +261,7 @@ class Worker:
         if learner.inherits("materialise"):
             return tasks
         where = addresses(learner, "train", ids)
-        played = one_by_one.found_in(
+        played = engine.found_in(
             learner, lambda own, some: own.materialise(params, some, phase), tasks, where
         )
         together = learner.batching == "vmap" and not isinstance(tasks, list)
@@ -319,10 +301,10 @@ class Worker:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         learner, batches, found = self.learner, self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
-        with one_by_one.at_test(learner):
+        with engine.at_test(learner):
             for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
                 where = addresses(learner, split, of_batch)
-                found += one_by_one.found_in(learner, of, tasks, where)
+                found += engine.found_in(learner, of, tasks, where)
         return found
 
     def _batches(self, ids: Tensor) -> list[Tensor]:

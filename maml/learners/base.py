@@ -26,6 +26,7 @@ from maml.learners.objectives import CLASSIFICATION, REGRESSION, Given, Predicti
 from maml.learners.own_parts import cast
 from maml.metagradient import differentiate, draws, unrolled
 from maml.metagradient.by_task import Batching, Way, each_task
+from maml.metagradient.plan import Plan
 from maml.metagradient.problem import Problem, called
 from maml.metagradient.reading import checked_way
 from maml.networks import mixing
@@ -60,10 +61,7 @@ class Learner(nn.Module, ABC):
         metric_names: The metrics that `metrics` returns, in order, but no reserved names.
         objective: The loss and the metrics that score the outputs.
         criterion: The function that `loss` calls: the objective's loss, or another one.
-        batching: How B tasks are computed without kernels: all at once, or one by one.
-        draws: True if the losses draw random numbers, as dropout does (`maml.metagradient.draws`).
-        shares: Whether the losses write what threads would share (`maml.execution.outside`). None:
-            the next call finds out, in one thread.
+        plan: How B tasks are computed without kernels, all at once or one by one, and why.
         contents: What the data set holds (`datasets.opening.Contents`).
         image_shape: (C, H, W) of the images that the network takes; None if it takes no images.
         frozen: Names of the network's frozen parameters (`maml.learners.adapting.frozen`).
@@ -80,11 +78,9 @@ class Learner(nn.Module, ABC):
         super().__init__()
         self.config = config
         theirs = is_theirs(config.learner) or is_theirs(config.network)
-        self.batching: Batching = "tasks" if theirs else "vmap"
-        if config.batching != "auto":
-            self.batching = config.batching
-        self.draws = False
-        self.shares: bool | None = False
+        by_default: Batching = "tasks" if theirs else "vmap"
+        asked = None if config.batching == "auto" else config.batching
+        self.plan = Plan(asked or by_default, shares=False)
         self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given
@@ -105,6 +101,11 @@ class Learner(nn.Module, ABC):
         )
         allow_kernels(self.network, config.kernels != "torch")
         cast(self, getattr(torch, config.dtype))
+
+    @property
+    def batching(self) -> Batching:
+        """How B tasks are computed without kernels: all at once, or one by one."""
+        return self.plan.batching
 
     def outputs(self, config: Config) -> int:
         """Return how many outputs a classifier's network has."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from datasets.tasks import Task
 from maml.execution.compiled import DRAWS, KEEPS, Compiled, Program, inductor
 from maml.learners import Learner
-from maml.metagradient.batching import Found as Way
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.plan import Plan
 from maml.params import Params
 
 Asked = Literal["auto", True, False]
@@ -83,20 +83,20 @@ class Compiling:
     def __reduce__(self) -> Any:
         return type(self), (self._asked,)
 
-    def may(self, learner: Learner, found: Way) -> bool:
+    def may(self, learner: Learner, plan: Plan) -> bool:
         """Return whether meta-gradients of a batch may be compiled; say so if it was asked for."""
         if not self._asked:
             return False
         reason = None
-        if found.draws:
+        if plan.draws:
             reason = DRAWS
         elif learner.config.inner_batch is not None:
             reason = "the order of mini-batches is drawn"
-        elif found.shares:
+        elif plan.shares:
             reason = KEEPS
         elif learner.any_ways:
             reason = "the tasks may have any number of classes"
-        elif found.batching == "tasks" and not found.heavy:
+        elif plan.batching == "tasks" and not plan.heavy:
             reason = "torch.func.vmap cannot batch the tasks"
         elif self._asked == "auto" and any(p.device.type != "cpu" for p in learner.parameters()):
             reason = "only asked for on a CPU"

@@ -1,6 +1,5 @@
 """``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, Literal
@@ -9,23 +8,20 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
-from datasets.generators import state as generators
 from datasets.tasks import Task
 from maml.execution.outside import Reached
 from maml.library.alone import alone
 from maml.metagradient import differentiate, draws
-from maml.metagradient.batching import DRAWN, Found, batching_of
-from maml.metagradient.by_task import Batching, Way, n_tasks_of
+from maml.metagradient.by_task import Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.plan import Plan, Plans, decide, without_draws
 from maml.metagradient.problem import Problem
 from maml.networks.ordinary import SECOND_ORDER
 from maml.params import Params
 
 TRIED = 3
 """The number of tasks on which we compare batching with a loop, before a problem is batched."""
-KNOWN = 32
-"""Remember this many problems, the latest ones. Networks that they hold stay in memory."""
-_KNOWN: OrderedDict[Any, Found] = OrderedDict()
+_PLANS = Plans(32)
 
 
 @alone()
@@ -71,49 +67,30 @@ def meta_gradient(
         code, constants = _identity(state)
         # Code that writes outside may count there. Its tasks are computed one by one anyway.
         any_count: Any = (code, kinds, str(spec), way)
-        key = any_count if any_count in _KNOWN else (any_count, constants)
-        found = _found(key, state, meta_params, tasks, way)
-        if found.shares and key != any_count:
-            _KNOWN[any_count], key = _KNOWN.pop(key), any_count
-        if not found.draws:
-            of_all = _without_draws(state, meta_params, tasks, way, found.batching)
-            if of_all is not None:
-                return of_all
-            # The losses draw only now, for example because a dropout rate was zero before.
-            _KNOWN[key] = Found("tasks", draws=True)
+        key = any_count if any_count in _PLANS.known else (any_count, constants)
+        tells = n_tasks_of(tasks) > 1  # one task cannot show a difference
+
+        def decided() -> Plan:
+            if not tells:
+                return Plan("tasks")
+            some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
+            on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
+            return decide(state, meta_params, some, way, code=state, weigh=on_cpu)
+
+        plan = _PLANS.of(key, decided, tells=tells)
+        if plan.shares and key != any_count:
+            _PLANS.known[any_count] = _PLANS.known.pop(key)
+        if not plan.draws:
+            with kept(), draws.of_task(draws.NONE):
+                found = without_draws(
+                    plan,
+                    lambda: differentiate.meta_gradient(
+                        state, meta_params, tasks, way, plan.batching
+                    ),
+                )
+            if found is not None:
+                return found
         return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
-
-
-def _without_draws(
-    state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way, how: Batching
-) -> OuterGradient | None:
-    """Return the meta-gradient; None if a loss draws: then it must draw by a task's address."""
-    with kept(), draws.of_task(draws.NONE):
-        before = generators()
-        try:
-            found = differentiate.meta_gradient(state, meta_params, tasks, way, how)
-        except RuntimeError as error:
-            if how == "tasks" or DRAWN not in str(error):
-                raise
-            return None
-        return found if generators() == before else None
-
-
-def _found(
-    key: Any, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
-) -> Found:
-    known = _KNOWN.get(key)
-    if known is None or known.fills:
-        if n_tasks_of(tasks) < 2:
-            return Found("tasks")  # one task cannot show a difference
-        some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-        on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
-        found = batching_of(state, meta_params, some, way, code=state, weigh=on_cpu)
-        _KNOWN[key] = found._replace(fills=found.fills and known is None)
-    _KNOWN.move_to_end(key)
-    if len(_KNOWN) > KNOWN:
-        _KNOWN.popitem(last=False)
-    return _KNOWN[key]
 
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

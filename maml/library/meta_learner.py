@@ -21,7 +21,7 @@ from datasets.tasks import Task
 from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
-from maml.learners import Learner, one_by_one
+from maml.learners import Learner, engine
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
@@ -30,9 +30,9 @@ from maml.library.fast_module import FastModule, adapted
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.library.labels import Labels
 from maml.metagradient import draws
-from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching, alike, joined, unstacked
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.plan import Plan, Plans
 from maml.networks.calls import alone_with
 from maml.networks.ordinary import ExplicitNorm, switched
 from maml.params import Params
@@ -137,11 +137,9 @@ class MetaLearner(checking.Waiting):
         self._loss, self._warned = loss, False
         self._compiling = Compiling(False)
         self._labels = Labels(loss)
-        # One entry for each mode, because dropout draws only in training mode.
-        self._found: dict[bool, Found] = {}
-        self._told = set[bool]()
-        self.learner.batching = "tasks"  # `_gradient` may use a copy with "vmap"
-        self.learner.shares = None
+        # One plan for each mode, because dropout draws only in training mode.
+        self._plans = Plans(len((True, False)))
+        self.learner.plan = Plan("tasks")  # of answers; `differentiated` takes another one
         self._learning = checking.begin_learning(self.learner)
 
     def _made_of(self) -> dict[str, str]:
@@ -199,7 +197,8 @@ class MetaLearner(checking.Waiting):
             here = [i for i in places if i in mine]
             if not here:
                 continue
-            self._find_way(own, params, [tasks[i] for i in places])
+            own = copy.copy(own)
+            own.plan = self._plan(own, params, [tasks[i] for i in places])
             for given, at in self._together(own, tasks, here):
                 where = [draws.Address(seed, "", i) for i in at]
                 of_some = self._gradient(own, params, given, where)
@@ -210,8 +209,8 @@ class MetaLearner(checking.Waiting):
                     found[name][rows] = values.to(losses)
         self.metrics = found
         self._warned = self._warned or results.warn_of_no_numbers(losses, mine)
-        way = self._found.get(self.training)
-        if self.learner.config.inner_batch is not None or (way is not None and way.draws):
+        plan = self._plans.known.get(self.training)
+        if self.learner.config.inner_batch is not None or (plan is not None and plan.draws):
             distribution.draw_number()  # the next call draws others
         return distribution.mean(losses, sums)
 
@@ -220,8 +219,7 @@ class MetaLearner(checking.Waiting):
     ) -> Iterator[tuple[Task | list[Task], list[int]]]:
         """Yield tasks to compute in one call, and their places: a batch, or a list of any sizes."""
         alone = places
-        found = self._found[self.training]._replace(shares=self.learner.shares)
-        if found.batching == "vmap" or self._compiling.may(own, found):
+        if own.batching == "vmap" or self._compiling.may(own, own.plan):
             groups = alike(tasks, places)
             alone = [i for i, *more in groups if not more]
             for group in groups:
@@ -233,24 +231,15 @@ class MetaLearner(checking.Waiting):
     def _gradient(
         self, own: Learner, params: Params, given: Any, where: list[draws.Address]
     ) -> OuterGradient:
-        used = copy.copy(own)
-        found = self._found[self.training]._replace(shares=self.learner.shares)
-        used.batching, used.draws, used.shares = found.batching, found.draws, self.learner.shares
-
         def plainly(params: Params, some: Any) -> OuterGradient:
-            return one_by_one.outer_gradient(used, params, some, where, self._phase)
+            return engine.outer_gradient(own, params, some, where, self._phase)
 
-        if isinstance(given, list) or not self._compiling.may(own, found):
-            of_all = plainly(params, given)
-        else:
-            recorded = copy.copy(own)
-            recorded.batching = "vmap"
-            together = functools.partial(recorded.outer_gradient, phase=self._phase, checked=True)
-            of_all = self._compiling.gradient(own, params, given, plainly, together)
-        # Control flow may make only later tasks draw.
-        self._found[self.training] = found._replace(batching=used.batching, draws=used.draws)
-        self.learner.shares = used.shares
-        return of_all
+        if isinstance(given, list) or not self._compiling.may(own, own.plan):
+            return plainly(params, given)
+        recorded = copy.copy(own)
+        recorded.plan = Plan("vmap")
+        together = functools.partial(recorded.outer_gradient, phase=self._phase, checked=True)
+        return self._compiling.gradient(own, params, given, plainly, together)
 
     def _of_each_size(self, tasks: list[Task]) -> Iterator[tuple[Learner, list[int]]]:
         """Yield (learner, indices of its tasks), one for each number of classes if that matters."""
@@ -271,32 +260,26 @@ class MetaLearner(checking.Waiting):
                 own.config = with_values(own.config, ways=ways, train_ways=None)
             yield own, of_ways
 
-    def _find_way(self, own: Learner, params: Params, tasks: list[Task]) -> None:
-        """Find out how to compute tasks. The first calls in each mode determine this.
+    def _plan(self, own: Learner, params: Params, tasks: list[Task]) -> Plan:
+        """Return how to compute tasks. The first calls in each mode determine this.
 
         ``tasks`` are those of all processes, so that all compute them alike.
         """
         same = [tasks[i] for i in max(alike(tasks, range(len(tasks))), key=len)]
-        tells = len(same) >= TRIED and self.training not in self._told
-        before = self._found.get(self.training)
-        if before is not None and not tells:
-            return
-        network, criterion = own.network, own.criterion
-        with draws.alone(), alone_with(network):
-            checking.check(own, params, tasks, self._phase, self._reaching)
-            if self._asked is not None:
-                found = Found(self._asked)
-            else:
-                found = batching_of(
-                    lambda at: own.training_problem(at, self._phase), params, joined(same[:TRIED]),
-                    code=criterion, owner=network, checked=True, weigh=tells,
-                )  # fmt: skip
-                self.learner.shares = found.shares
-                found = found if tells else found._replace(batching="tasks")
-        # What looks like a cache is tried once more, after a call has filled it.
-        if tells and not (found.fills and (before is None or not before.fills)):
-            self._told.add(self.training)
-        self._found[self.training] = found
+        tells = len(same) >= TRIED
+
+        def decide() -> Plan:
+            with draws.alone(), alone_with(own.network):
+                checking.check(own, params, tasks, self._phase, self._reaching)
+                if self._asked is not None:
+                    return Plan(self._asked)
+                some = joined(same[:TRIED])
+                return engine.plan_of(own, params, some, self._phase, weigh=tells)
+
+        plan = self._plans.of(self.training, decide, tells=tells)
+        if not tells and not plan.settled:
+            plan.batching = "tasks"
+        return plan
 
     @property
     def _some(self) -> Tensor:
@@ -347,14 +330,14 @@ class MetaLearner(checking.Waiting):
             # Another thread may train the learner meanwhile, with dropout: switch a copy.
             with alone_with(learner.network):
                 own = copied(learner) or copy.copy(learner)
+                own.plan = learner.plan
             if steps is not None:
                 own.config = with_values(own.config, eval_inner_steps=whole(steps, "steps"))
             some, where = [given[i] for i in places], [draws.Address(0, "", i) for i in places]
             with switched(own, training=False):
-                found = one_by_one.found_in(
+                found = engine.found_in(
                     own, lambda own, task: own.evaluate(params, task), some, where
                 )
-            self.learner.shares = own.shares
             for i, row in zip(places, found, strict=True):
                 rows[i] = row
         return rows

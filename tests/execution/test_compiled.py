@@ -289,7 +289,7 @@ def test_tasks_one_by_one_are_recorded_once(
     compare(config, capsys)
     drawing = Worker(with_values(config, network=own, batching="auto", compile="on"), CPU)
     drawing.get_ready(())
-    assert drawing.learner.draws and drawing.compiled is None
+    assert drawing.learner.plan.draws and drawing.compiled is None
 
 
 class Weighted(MAML):

@@ -173,4 +173,4 @@ def test_answers_that_draw_have_the_task_s_address(name: str, batching: str) -> 
     params = worker.learner.meta_parameters()
     whole, again, alone = (worker.evaluate(params, "test", ids) for ids in (IDS, IDS, IDS[1:]))
     assert torch.equal(whole, again) and torch.equal(whole[1:], alone)
-    assert (worker.learner.draws, worker.learner.batching) == (False, batching)
+    assert (worker.learner.plan.draws, worker.learner.batching) == (False, batching)

@@ -95,7 +95,7 @@ def test_equals_a_plain_loop(name: str, capsys: pytest.CaptureFixture[str]) -> N
             check(learner, network)
             optimizer.step()
     assert is_quick(learner)
-    assert learner._found[True].batching == "vmap"
+    assert learner._plans.known[True].batching == "vmap"
     assert learner.metrics["accuracy"].shape == (4,)
     assert "warning" not in capsys.readouterr().err
 

@@ -37,7 +37,7 @@ from tests.library.own_networks import (
     of_words,
     stacked,
 )
-from tests.metagradient.test_batching import Layer, Recurrent
+from tests.metagradient.test_plan import Layer, Recurrent
 
 
 class Buffers(nn.Module):

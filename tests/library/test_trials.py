@@ -195,7 +195,7 @@ def test_a_cache_has_the_dtype_at_hand_and_then_tasks_are_batched() -> None:
     learner = maml.MAML(network.double(), inner_lr=LR, inner_steps=STEPS)
     network[2].tables.clear()
     assert len({float(learner(TASKS).detach().round(decimals=9)) for _ in range(3)}) == 1
-    assert learner._found[True].batching == "vmap"
+    assert learner._plans.known[True].batching == "vmap"
 
 
 @pytest.mark.parametrize("batching", ["auto", "vmap", "tasks"])

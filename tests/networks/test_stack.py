@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from datasets.tasks import Task
 from maml.kernels.convnet import ConvNet, Shape
 from maml.learners.maml import MAML
+from maml.metagradient.plan import Plan
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.networks.stack import Stack, features, stack_of
@@ -172,7 +173,7 @@ def test_a_learner_with_a_loss_of_its_own(way: str, batching: Any, passes: list[
     changes: dict[str, Any] = {"filters": 16, "inner_steps": 2, "inner_lr": 0.1}
     config = worker_of("maml-glyphs-5way-1shot", meta_gradient=way, **changes).config
     learner = Auxiliary(config)
-    learner.batching = batching
+    learner.plan = Plan(batching, shares=False)
     assert learner.obstacle(torch.device("cpu")) is None
     tasks = learner.open_tasks("train").tasks(torch.tensor([3, 11, 12]))
     params = learner.meta_parameters()

@@ -101,7 +101,7 @@ class MAMLPolicy(Policy, MAML):
 
     def _cut(self, played: Trajectory, dim: int) -> Trajectory:
         """Cut off the steps of dimension ``dim`` without any action: they add nothing to a loss."""
-        if self.draws:  # a shorter set would get other draws after a later inner step
+        if self.plan.draws:  # a shorter set would get other draws after a later inner step
             return played
         lasted = int(played.alive.sum(dim).max())
         return Trajectory(*(part.narrow(dim, 0, lasted) for part in played))

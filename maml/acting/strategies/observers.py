@@ -61,7 +61,7 @@ class Observers(OverRpc):
             )
         if world.size == 1:
             raise UserError("--strategy observers: needs 2 processes: an agent and an observer")
-        if worker.learner.draws:
+        if worker.learner.plan.draws:
             raise UserError(
                 "--strategy observers: the agent acts for all tasks at once, and the network's "
                 "random draws belong to a task; give --strategy rpc"

@@ -1,12 +1,14 @@
-"""Compute B tasks one by one. Several threads share the tasks.
+"""Compute B tasks of a learner as its plan says: all at once, or one by one.
 
-This serves where ``torch.func.vmap`` cannot batch tasks, or where one task is enough work for a
-core (``--batching``). A network's random draws have the address of the task.
+One by one serves where ``torch.func.vmap`` cannot batch tasks, or where one task is enough work for
+a core (``--batching``). Several threads share the tasks. A network's random draws have the address
+of the task. What a call finds out changes the plan.
 """
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,9 +20,9 @@ from maml.execution.threads import spread
 from maml.execution.trial import Trial
 from maml.learners.base import Learner
 from maml.metagradient import draws
-from maml.metagradient.batching import DRAWN
 from maml.metagradient.by_task import one_by_one
 from maml.metagradient.differentiate import OuterGradient
+from maml.metagradient.plan import Plan, decide, without_draws
 from maml.networks.calls import alone_with
 from maml.networks.loss import is_ours
 from maml.networks.ordinary import switched
@@ -50,7 +52,7 @@ def outer_gradient(
 
     def gradient(own: Learner, some: Any) -> OuterGradient:
         function = functools.partial(own.outer_gradient, phase=phase, checked=some is not tasks)
-        if call is None or learner.draws:
+        if call is None or learner.plan.draws:
             return function(meta_params, some)
         return call(function, meta_params, some)
 
@@ -73,37 +75,28 @@ def found_in(
     tasks: Any,
     where: Sequence[draws.Address],
 ) -> list[T]:
-    """Return ``[function(learner, tasks)]`` if the learner batches tasks, else the list of `each`.
+    """Return ``[function(learner, tasks)]`` if the plan is a batch, else the list of `each`.
 
     ``tasks`` may be a list of batches of one task, of any sizes, which are computed one by one.
     ``where`` is as in `each`. If a batch fails or draws, tasks are computed one by one from here
-    on. If they draw, set `Learner.draws`, and compute them again by their addresses. If they write
-    what threads share, set `Learner.shares`, and compute them again by one thread, unless it is
+    on. If they draw, the plan says so, and they are computed again by their addresses. If they
+    write what threads share, the plan says so, and one thread computes them again, unless it was
     one already.
     """
-    if learner.batching == "vmap" and not isinstance(tasks, list):
-        # Torch refuses its own draws in a batch, but not those of numpy and Python. A thread that
-        # makes tasks seeds the generators, which would look like a draw, so it waits.
-        watched = not _is_known(learner)
-        try:
-            with draws.alone() if watched else contextlib.nullcontext():
-                before = state() if watched else 0
-                together = function(learner, tasks)
-                drawn = watched and state() != before
-            if not drawn:
-                return [together]
-        except RuntimeError as error:
-            # A later phase, or an answer, may draw or read a value. If it is another error, a task
-            # alone raises it again.
-            drawn = DRAWN in str(error)
-        learner.draws, learner.batching = learner.draws or drawn, "tasks"
-    batching, learner.batching = learner.batching, "tasks"
+    plan = learner.plan
+    if plan.batching == "vmap" and not isinstance(tasks, list):
+        together = without_draws(
+            plan, lambda: function(learner, tasks), watched=not _is_known(learner)
+        )
+        if together is not None:
+            return [together]
     try:
         with draws.alone(), kept():
             before = state()
             # What is known to write is not looked at again: a list that a hook fills would make
             # each call longer.
-            outside = None if learner.shares else outside_of(learner, learner.criterion)
+            outside = None if plan.shares else outside_of(learner, learner.criterion)
+            learner.plan = replace(plan, batching="tasks")
             found, failed = list[T](), None
             try:
                 found += each(learner, function, tasks, where)
@@ -111,16 +104,17 @@ def found_in(
                 failed = error
             drawn = state() != before
         wrote = outside is not None and not outside.is_same()
-        again = (drawn and not learner.draws) or (wrote and learner.shares is False)
-        learner.draws, learner.shares = learner.draws or drawn, wrote or bool(learner.shares)
+        again = (drawn and not plan.draws) or (wrote and plan.shares is False)
+        plan.draws, plan.shares = plan.draws or drawn, wrote or bool(plan.shares)
         if again:
             if outside is not None:
                 outside.put_back()
+            learner.plan = replace(plan, batching="tasks")
             found = list(each(learner, function, tasks, where))
         elif failed is not None:
             raise failed
     finally:
-        learner.batching = batching
+        learner.plan = plan
     return found
 
 
@@ -134,12 +128,13 @@ def at_test(learner: Learner) -> Iterator[None]:
     """Within this context dropout is off, unless ``--eval-draws`` is set. After it, the learner
     batches and draws as before: what a test finds out says nothing about training.
     """
-    before = learner.draws, learner.batching, learner.shares
+    plan = learner.plan
+    learner.plan = replace(plan)
     try:
         with switched(learner, training=learner.config.eval_draws):
             yield
     finally:
-        learner.draws, learner.batching, learner.shares = before
+        learner.plan = plan
 
 
 def each(
@@ -153,7 +148,8 @@ def each(
     ``where`` has the address of each task's random draws, if the tasks draw.
     """
     items = list(one_by_one(tasks))
-    if where is None or not learner.draws:
+    plan = learner.plan
+    if where is None or not plan.draws:
         where = [draws.NONE] * len(items)
     placed = list(zip(items, where, strict=True))
 
@@ -162,9 +158,9 @@ def each(
         with draws.of_task(item[1]), draws.at("task", 0), COUNTING:
             return function(own, item[0])
 
-    if not learner.draws:
+    if not plan.draws:
         yield from spread(
-            learner, one, placed, several=not learner.shares, in_turn=learner.shares is None,
+            learner, one, placed, several=not plan.shares, in_turn=plan.shares is None,
             copying=alone_with(learner.network),
         )  # fmt: skip
         return
@@ -179,3 +175,12 @@ def is_heavy(learner: Learner, meta_params: Params, tasks: Any) -> bool:
         for task in one_by_one(tasks):
             learner.outer_gradient(meta_params, task, learner.last_phase, checked=True)
     return trial.is_heavy
+
+
+def plan_of(learner: Learner, meta_params: Params, tasks: Any, phase: int, *, weigh: bool) -> Plan:
+    """Return how to compute tasks like these, by computing them in both ways: see `plan.decide`."""
+    return decide(
+        lambda at: learner.training_problem(at, phase), meta_params, tasks,
+        learner.config.meta_gradient, code=learner.criterion, owner=learner, checked=True,
+        weigh=weigh,
+    )  # fmt: skip

@@ -1,4 +1,6 @@
-"""Check whether ``torch.func.vmap`` computes the same as a loop over the tasks.
+"""The one place that decides how tasks are computed: all at once, or one by one, and why.
+
+All at once means ``torch.func.vmap``, if it computes the same as a loop over the tasks.
 
 It may not (torch 2.15): an embedding's padding affects only the first task, norms called by
 ``torch.ops`` are wrong, and some operations cannot be batched at all. So a loss that this project
@@ -6,8 +8,11 @@ did not write is computed in both ways on some tasks before vmap is trusted. Wha
 must also be what a loop keeps. The trial leaves nothing behind (`maml.execution.trial`).
 """
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +26,7 @@ from maml.metagradient.differentiate import meta_gradient
 from maml.metagradient.problem import Problem
 from maml.params import Params
 
+T = TypeVar("T")
 ROUNDING = 8000
 """Two results agree if they differ by at most so many units of rounding of their norm: in float32,
 by a thousandth. Both ways of a small network with group norms differed by 114 units in 12 steps."""
@@ -32,16 +38,19 @@ class NotRepeatedError(ValueError):
     """Two calls with the same tasks give two results: a loss counts its calls, say."""
 
 
-class Found(NamedTuple):
-    """How tasks of a problem may be computed.
+@dataclass
+class Plan:
+    """How the tasks of a problem are computed. What a call finds out may change the plan.
 
     Attributes:
-        batching: "vmap" if it equals a loop over the tasks.
-        draws: Whether a loss draws.
-        shares: Whether each call writes what threads would share; None: unknown.
+        batching: "vmap": all at once; "tasks": one by one.
+        draws: Whether the losses draw random numbers, as dropout does (`draws`).
+        shares: Whether each call writes what threads would share (`maml.execution.outside`). None:
+            unknown; the next call finds out, in one thread.
         heavy: Whether one task is enough work for a core.
         fills: Whether vmap would write what a repeated loop does not. This may be a cache, which
             the next call in a loop fills, so then it may be batched.
+        settled: Whether no further call decides again.
     """
 
     batching: Batching
@@ -49,9 +58,48 @@ class Found(NamedTuple):
     shares: bool | None = None
     heavy: bool = False
     fills: bool = False
+    settled: bool = True
+
+    def why(self, what: str) -> str | None:
+        """Return why tasks are computed one by one, of code that is called ``what``; else None."""
+        if self.batching == "vmap":
+            return None
+        if self.draws:
+            return f"{what} draws random numbers (one core each: --workers N)"
+        if self.heavy:
+            return "one task is work enough for a core"
+        return f"torch.func.vmap cannot batch {what}, or finds another gradient"
 
 
-def batching_of(
+class Plans:
+    """The plans of some problems, each decided by the first calls that tell.
+
+    Attributes:
+        known: The latest plans, by what names a problem.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Keep the ``most`` latest plans. Networks that their names hold stay in memory."""
+        self.known: OrderedDict[Any, Plan] = OrderedDict()
+        self._most = most
+
+    def of(self, key: Any, decide: Callable[[], Plan], *, tells: bool) -> Plan:
+        """Return the plan of a problem. ``tells``: this call's tasks show whether vmap serves.
+
+        A problem that fills what may be a cache is decided once more, after a call has filled it.
+        """
+        plan = self.known.get(key)
+        if plan is None or (tells and not plan.settled):
+            before, plan = plan, decide()
+            plan.settled = tells and (not plan.fills or (before is not None and before.fills))
+            self.known[key] = plan
+        self.known.move_to_end(key)
+        if len(self.known) > self._most:
+            self.known.popitem(last=False)
+        return plan
+
+
+def decide(
     problem_of: Callable[[Params], Problem],
     meta_params: Params,
     tasks: Any,
@@ -61,7 +109,7 @@ def batching_of(
     owner: nn.Module | None = None,
     checked: bool = False,
     weigh: bool = False,
-) -> Found:
+) -> Plan:
     """Find out how tasks of a problem may be computed. Errors of the losses in a loop are raised.
 
     There is no trial if the code reaches what it may write and we cannot put back.
@@ -82,7 +130,7 @@ def batching_of(
 
     roots = [code] if owner is None else [code, owner]
     if not Reached(*roots).is_whole:
-        return Found("tasks")
+        return Plan("tasks")
     trial = Trial(*roots, weigh=weigh)
     with draws.alone(), kept(), draws.of_task(draws.NONE), COUNTING, trial:
         before = state()
@@ -98,17 +146,41 @@ def batching_of(
                 )
             shares = not held.is_same()
         if draw or heavy or shares:
-            return Found("tasks", draw, shares, heavy)
+            return Plan("tasks", draw, shares, heavy)
         trial.put_back()
         held = Reached(*roots)
         try:
             batched = by("vmap")
         except Exception as error:
             # A network may draw and then restore the generators.
-            return Found("tasks", DRAWN in str(error), shares=False)
+            return Plan("tasks", DRAWN in str(error), shares=False)
         if not held.is_same():
-            return Found("tasks", fills=True)
-        return Found("vmap" if _agree(batched, loop) else "tasks", shares=False)
+            return Plan("tasks", fills=True)
+        return Plan("vmap" if _agree(batched, loop) else "tasks", shares=False)
+
+
+def without_draws(plan: Plan, compute: Callable[[], T], *, watched: bool = True) -> T | None:
+    """Return what ``compute`` returns for tasks; None if tasks draw, or cannot be batched.
+
+    If so, the plan is to compute them one by one, by the addresses of their draws. Torch refuses
+    its own draws in a batch, but not those of numpy and Python, for which generators are
+    ``watched``. A thread that makes tasks seeds them, which would look like a draw, so it waits.
+    """
+    try:
+        with draws.alone() if watched else contextlib.nullcontext():
+            before = state() if watched else 0
+            found = compute()
+            drawn = watched and state() != before
+        if not drawn:
+            return found
+    except RuntimeError as error:
+        if plan.batching == "tasks":
+            raise
+        # A later phase, or an answer, may draw or read a value. If it is another error, a task
+        # alone raises it again.
+        drawn = DRAWN in str(error)
+    plan.draws, plan.batching = plan.draws or drawn, "tasks"
+    return None
 
 
 def _agree(a: list[Tensor], b: list[Tensor]) -> bool:

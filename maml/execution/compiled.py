@@ -292,8 +292,15 @@ def _other(x: Tensor) -> Tensor:
 def inductor(recorded: Any, inputs: Tensors) -> Callable[..., Tensors]:
     """Generate code with torch's compiler."""
     import torch._inductor  # late: it imports a compiler
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    return torch._inductor.compile(recorded, list(inputs))
+    # A loop over time has an index, which is a symbol. All sizes are numbers.
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    with tracing(TracingContext(fake)):
+        given: list[Any] = [fake.from_tensor(x, static_shapes=True) for x in inputs]
+        return torch._inductor.compile(recorded, given)
 
 
 def choose(

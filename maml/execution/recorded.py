@@ -1,6 +1,7 @@
 """Write down the tensor operations of a pure function, and compare what they compute."""
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -28,6 +29,15 @@ VALUES = (
     "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
     "tolist, unique), which cannot be compiled"
 )
+
+
+class _Recording(threading.local):
+    """Whether this thread records, so that a loop over time may be one operation."""
+
+    now = False
+
+
+RECORDING = _Recording()
 
 
 class Form(NamedTuple):
@@ -63,7 +73,9 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
     The function must be pure, from nests of tensors to a nest of tensors. If its control flow
     depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
+    # Late: they import a compiler.
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch.fx.experimental.proxy_tensor import make_fx
 
     structures = []
 
@@ -72,23 +84,29 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
         structures.append(nested)
         return outputs
 
+    RECORDING.now = True
     try:
         with _NoValues():
-            recorded: Any = make_fx(flat)(*inputs)
+            recorded: Any = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except RuntimeError as error:
-        if "value out of a tracing tensor" in str(error):
+        if isinstance(
+            error, DataDependentOutputException
+        ) or "value out of a tracing tensor" in str(error):
             raise RuntimeError(VALUES) from error
         raise
+    finally:
+        RECORDING.now = False
     for node in recorded.graph.nodes:
         if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
             raise RuntimeError(f"{VALUES} ({node.target})")
     constants = _constants_to_inputs(recorded)
     flags = inside(recorded.graph)
     in_order_of_reading(recorded.graph)
-    for node in recorded.graph.nodes:
+    graphs = [part.graph for part in recorded.modules() if isinstance(part, torch.fx.GraphModule)]
+    for node in (node for graph in graphs for node in graph.nodes):
         node.meta = {}  # a compiler finds shapes anew, and refuses those of another recording
     recorded.recompile()
-    return Form(recorded, structures[0], constants, len(recorded.graph.nodes), flags)
+    return Form(recorded, structures[0], constants, sum(len(g.nodes) for g in graphs), flags)
 
 
 def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
@@ -101,6 +119,8 @@ def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
     last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     for node in [node for node in graph.nodes if node.op == "get_attr"]:
         tensor = getattr(recorded, node.target)
+        if not isinstance(tensor, Tensor):  # the body of a loop
+            continue
         if id(tensor) not in constants:
             with graph.inserting_after(last[0]):
                 given = graph.placeholder(f"constant_{len(constants)}")

@@ -24,6 +24,8 @@ class Trial(TorchDispatchMode):
     It sees what ``torch.func.vmap`` computes as plain tensors of all tasks.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, *roots: Any, weigh: bool = False) -> None:
         """Put back what `Reached` finds from ``roots``, and what is written into any old tensor.
 

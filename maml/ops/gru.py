@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from maml.ops.operation import Operation, Tensors
-from maml.ops.steps import Steps, flat, put, top
+from maml.ops.steps import Found, Steps, flat
 
 
 class _Factors(NamedTuple):
@@ -78,6 +78,36 @@ def _summed(t: Tensor) -> Tensor:
     return t.unflatten(-1, (3, -1)).sum(-2)
 
 
+def _step(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return h⁺; and h⁺, p, h."""
+    (h,) = states
+    p, sizes = torch.baddbmm(of["b"], h, of["w"].mT), [2 * h.shape[-1], h.shape[-1]]
+    gates, last = of["a"].split(sizes, -1)
+    of_gates, of_last = p.split(sizes, -1)
+    r, u = (gates + of_gates).sigmoid().chunk(2, -1)
+    y = torch.lerp(torch.addcmul(last, r, of_last).tanh(), h, u)
+    return (y,), (y, p, h)
+
+
+def _step_back(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return dh; and dp, dh⁺."""
+    own = states[0] + of["y"] if "y" in of else states[0]
+    if "plus_p" not in of:
+        p, moved = _thrice(own) * of["of_states"], own * of["keep"]
+    else:
+        p = torch.addcmul(of["plus_p"], _thrice(own), of["of_states"])
+        moved = torch.addcmul(of["plus_h"], own, of["keep"])
+    return (torch.baddbmm(moved, p, of["w"]),), (p, own)
+
+
+def _step_along(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return h⁺'; and h⁺', p', h'."""
+    (h,) = states
+    p = torch.baddbmm(of["p"], h, of["w"].mT)
+    y = torch.addcmul(of["y"], of["keep"], h) + _summed(p * of["of_states"])
+    return (y,), (y, p, h)
+
+
 @dataclass(frozen=True)
 class Gru(Operation):
     """``a [N, 3H], h [E, H], W [3H, H], b [1, 3H]`` → ``h⁺ [N, H]``, and h at the end."""
@@ -93,18 +123,7 @@ class Gru(Operation):
         """See `Operation.value`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         a, h, w, b = flat([t for t in inputs if t is not None])
-        wt, of_step = w.mT, self.steps.of(a)
-        n_units = h.shape[-1]
-        ps, hs, ys = list[Tensor](), list[Tensor](), list[Tensor]()
-        for step in self.steps.order():
-            hs.append(top(h, self.steps.sizes[step]))
-            ps.append(torch.baddbmm(b, hs[-1], wt))
-            gates, last = of_step[step].split([2 * n_units, n_units], -1)
-            of_gates, of_last = ps[-1].split([2 * n_units, n_units], -1)
-            r, u = (gates + of_gates).sigmoid().chunk(2, -1)
-            ys.append(torch.lerp(torch.addcmul(last, r, of_last).tanh(), hs[-1], u))
-            h = put(ys[-1], h)
-        y, *kept = (self.steps.join(each) for each in (ys, ps, hs))
+        (h,), (y, *kept) = self.steps.take(_step, [h], {"a": a}, {"w": w, "b": b})
         found = [t.view(*lead, *t.shape[-2:]) for t in (y, h, *kept)]
         return tuple(found[:2]), tuple(found[2:])
 
@@ -129,22 +148,11 @@ class Gru(Operation):
         _, start, w, _ = flat([t for t in inputs if t is not None])
         dy, dh = (None if t is None else t.reshape(-1, *t.shape[-2:]) for t in cotangents)
         dh = torch.zeros_like(start) if dh is None else dh
-        of_states, keep = self.steps.of(factors.states), self.steps.of(factors.keep)
-        of_y = None if dy is None else self.steps.of(dy)
-        more = None if plus is None else [*map(self.steps.of, plus)]
-        ps, states = list[Tensor](), list[Tensor]()
-        for step in reversed(self.steps.order()):
-            own = top(dh, self.steps.sizes[step])
-            own = own if of_y is None else own + of_y[step]
-            states.append(own)
-            if more is None:
-                ps.append(_thrice(own) * of_states[step])
-                moved = own * keep[step]
-            else:
-                ps.append(torch.addcmul(more[0][step], _thrice(own), of_states[step]))
-                moved = torch.addcmul(more[1][step], own, keep[step])
-            dh = put(torch.baddbmm(moved, ps[-1], w), dh)
-        return _Back(self.steps.back(ps), self.steps.back(states), dh)
+        rows = {"of_states": factors.states, "keep": factors.keep}
+        rows |= {} if dy is None else {"y": dy}
+        rows |= {} if plus is None else {"plus_p": plus[0], "plus_h": plus[1]}
+        (dh,), (ps, states) = self.steps.take(_step_back, [dh], rows, {"w": w}, back=True)
+        return _Back(ps, states, dh)
 
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
@@ -159,19 +167,15 @@ class Gru(Operation):
         of_a, of_h, of_w, of_b = flat(filled)
         a, _, w, _ = flat([t for t in inputs if t is not None])
         p, before = flat([t for t in kept if t is not None])
-        factors, wt = _factors(a, p, before), w.mT
-        of_states, keep = self.steps.of(factors.states), self.steps.of(factors.keep)
+        factors = _factors(a, p, before)
         # What the steps' own weights and inputs contribute is one operation for all steps.
-        own = self.steps.of(torch.baddbmm(of_b, before, of_w.mT))
-        given = self.steps.of(_summed(factors.inputs * of_a))
-        ps, hs, ys = list[Tensor](), list[Tensor](), list[Tensor]()
-        for step in self.steps.order():
-            hs.append(top(of_h, self.steps.sizes[step]))
-            ps.append(torch.baddbmm(own[step], hs[-1], wt))
-            moved = torch.addcmul(given[step], keep[step], hs[-1])
-            ys.append(moved + _summed(ps[-1] * of_states[step]))
-            of_h = put(ys[-1], of_h)
-        of_p, of_before = (self.steps.join(each) for each in (ps, hs))
+        rows = {
+            "p": torch.baddbmm(of_b, before, of_w.mT),
+            "y": _summed(factors.inputs * of_a),
+            "of_states": factors.states,
+            "keep": factors.keep,
+        }
+        (of_h,), (ys, of_p, of_before) = self.steps.take(_step_along, [of_h], rows, {"w": w})
         of_factors = _tangents_of_factors((a, p, before), (of_a, of_p, of_before))
         back = self._back(inputs, factors, cotangents)
         states = _thrice(back.states)
@@ -184,6 +188,6 @@ class Gru(Operation):
         by_w = of_back.p.mT @ before + back.p.mT @ of_before
         of_gradients = by_a, of_back.h, by_w, of_back.p.sum(1, keepdim=True)
         return (
-            [t.view(*lead, *t.shape[-2:]) for t in (self.steps.join(ys), of_h)],
+            [t.view(*lead, *t.shape[-2:]) for t in (ys, of_h)],
             [t.view(*lead, *t.shape[-2:]) for t in of_gradients],
         )

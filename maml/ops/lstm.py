@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from maml.ops.operation import Operation, Tensors
-from maml.ops.steps import Steps, flat, put, top
+from maml.ops.steps import Found, Steps, flat
 
 
 class _Factors(NamedTuple):
@@ -69,6 +69,43 @@ class _Back(NamedTuple):
     c: Tensor
 
 
+def _step(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return h⁺ and c⁺; and h⁺, z, h, c."""
+    h, c = states
+    z = torch.baddbmm(of["a"], h, of["w"].mT)
+    i, f, _, o = z.sigmoid().chunk(4, -1)
+    now = torch.addcmul(f * c, i, z.chunk(4, -1)[2].tanh())
+    y = o * now.tanh()
+    return (y, now), (y, z, h, c)
+
+
+def _step_back(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return dh and dc; and dz, (dc⁺, dc⁺, dc⁺, dh⁺)."""
+    h, c = states
+    if "y" in of:
+        h = h + of["y"]
+    if "plus_cell" in of:
+        c = c + of["plus_cell"]
+    c = torch.addcmul(c, h, of["cell"])
+    both = torch.cat([c, c, c, h], -1)
+    if "plus_z" not in of:
+        z = both * of["gates"]
+        return (z @ of["w"], c * of["forget"]), (z, both)
+    z = torch.addcmul(of["plus_z"], both, of["gates"])
+    before = torch.baddbmm(of["plus_h"], z, of["w"])
+    return (before, torch.addcmul(of["plus_c"], c, of["forget"])), (z, both)
+
+
+def _step_along(states: list[Tensor], of: dict[str, Tensor]) -> Found:
+    """Return h⁺' and c⁺'; and h⁺', z', h', c'."""
+    h, c = states
+    z = torch.baddbmm(of["a"], h, of["w"].mT)
+    parts = (z * of["gates"]).unflatten(-1, (4, -1))
+    now = torch.addcmul(parts[..., :3, :].sum(-2), of["forget"], c)
+    y = torch.addcmul(parts[..., 3, :], of["cell"], now)
+    return (y, now), (y, z, h, c)
+
+
 @dataclass(frozen=True)
 class Lstm(Operation):
     """``a [N, 4H], h [E, H], c [E, H], W [4H, H]`` → ``h⁺ [N, H]``, and h and c at the end."""
@@ -85,20 +122,8 @@ class Lstm(Operation):
         """See `Operation.value`."""
         lead = inputs[0].shape[:-2]  # type: ignore[union-attr]
         a, h, c, w = flat([t for t in inputs if t is not None])
-        wt, of_step = w.mT, self.steps.of(a)
-        zs, hs, cs, ys = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-        for step in self.steps.order():
-            n = self.steps.sizes[step]
-            hs.append(top(h, n))
-            cs.append(top(c, n))
-            z = torch.baddbmm(of_step[step], hs[-1], wt)
-            i, f, _, o = z.sigmoid().chunk(4, -1)
-            now = torch.addcmul(f * cs[-1], i, z.chunk(4, -1)[2].tanh())
-            zs.append(z)
-            ys.append(o * now.tanh())
-            h, c = put(ys[-1], h), put(now, c)
-        y, *kept = (self.steps.join(each) for each in (ys, zs, hs, cs))
-        found = [t.view(*lead, *t.shape[-2:]) for t in (y, h, c, *kept)]
+        states, (y, *kept) = self.steps.take(_step, [h, c], {"a": a}, {"w": w})
+        found = [t.view(*lead, *t.shape[-2:]) for t in (y, *states, *kept)]
         return tuple(found[:3]), tuple(found[3:])
 
     def gradient(self, inputs: Tensors, kept: Tensors, cotangents: Tensors) -> Tensors:
@@ -115,28 +140,11 @@ class Lstm(Operation):
         w = flat([t for t in inputs if t is not None])[3]
         dy, dh, dc = (None if t is None else t.reshape(-1, *t.shape[-2:]) for t in cotangents)
         zero = w.new_zeros(()).expand(*flat([inputs[1]])[0].shape)  # type: ignore[list-item]
-        dh, dc = (zero if t is None else t for t in (dh, dc))
-        gates, forget, cell = map(self.steps.of, factors)
-        of_y = None if dy is None else self.steps.of(dy)
-        more = None if plus is None else [*map(self.steps.of, plus)]
-        zs, states = list[Tensor](), list[Tensor]()
-        for step in reversed(self.steps.order()):
-            n = self.steps.sizes[step]
-            own_h, own_c = top(dh, n), top(dc, n)
-            if of_y is not None:
-                own_h = own_h + of_y[step]
-            if more is not None:
-                own_c = own_c + more[0][step]
-            own_c = torch.addcmul(own_c, own_h, cell[step])
-            states.append(torch.cat([own_c, own_c, own_c, own_h], -1))
-            if more is None:
-                zs.append(states[-1] * gates[step])
-                dc, dh = put(own_c * forget[step], dc), put(zs[-1] @ w, dh)
-                continue
-            zs.append(torch.addcmul(more[1][step], states[-1], gates[step]))
-            dc = put(torch.addcmul(more[2][step], own_c, forget[step]), dc)
-            dh = put(torch.baddbmm(more[3][step], zs[-1], w), dh)
-        return _Back(self.steps.back(zs), self.steps.back(states), dh, dc)
+        begin = [zero if t is None else t for t in (dh, dc)]
+        rows = factors._asdict() | ({} if dy is None else {"y": dy})
+        rows |= {} if plus is None else {f"plus_{name}": t for name, t in plus._asdict().items()}
+        (dh, dc), (zs, states) = self.steps.take(_step_back, begin, rows, {"w": w}, back=True)
+        return _Back(zs, states, dh, dc)
 
     def tangents(
         self, inputs: Tensors, kept: Tensors, cotangents: Tensors, along: Tensors
@@ -151,21 +159,10 @@ class Lstm(Operation):
         ]
         of_a, of_h, of_c, of_w = flat(filled)
         w = flat([t for t in inputs if t is not None])[3]
-        factors, wt = _factors(z, c), w.mT
-        gates, forget, cell = map(self.steps.of, factors)
+        factors = _factors(z, c)
         # What the steps' own weights contribute is one product.
-        of_step = self.steps.of(torch.baddbmm(of_a, before, of_w.mT))
-        zs, hs, cs, ys = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
-        for step in self.steps.order():
-            n = self.steps.sizes[step]
-            hs.append(top(of_h, n))
-            cs.append(top(of_c, n))
-            zs.append(torch.baddbmm(of_step[step], hs[-1], wt))
-            parts = (zs[-1] * gates[step]).unflatten(-1, (4, -1))
-            now = torch.addcmul(parts[..., :3, :].sum(-2), forget[step], cs[-1])
-            ys.append(torch.addcmul(parts[..., 3, :], cell[step], now))
-            of_h, of_c = put(ys[-1], of_h), put(now, of_c)
-        moved = [self.steps.join(each) for each in (zs, hs, cs)]
+        rows = factors._asdict() | {"a": torch.baddbmm(of_a, before, of_w.mT)}
+        ends, (ys, *moved) = self.steps.take(_step_along, [of_h, of_c], rows, {"w": w})
         of_factors = _tangents_of_factors(z, c, moved[0], moved[2])
         back = self._back(inputs, factors, cotangents)
         own_c, own_h = back.states.chunk(4, -1)[2:]
@@ -177,7 +174,7 @@ class Lstm(Operation):
         )
         of_back = self._back(inputs, factors, (None, None, None), plus)
         by_w = of_back.z.mT @ before + back.z.mT @ moved[1]
-        of_outputs = [self.steps.join(ys), of_h, of_c]
+        of_outputs = [ys, *ends]
         of_gradients = of_back.z, of_back.h, of_back.c, by_w
         return (
             [t.view(*lead, *t.shape[-2:]) for t in of_outputs],

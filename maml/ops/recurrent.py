@@ -18,7 +18,7 @@ from torch import Tensor
 
 from maml.ops.gru import Gru
 from maml.ops.lstm import Lstm
-from maml.ops.steps import Steps, put, top
+from maml.ops.steps import Found, Steps
 
 
 class _Weights(NamedTuple):
@@ -54,13 +54,16 @@ def _rnn(of: Callable[[Tensor], Tensor]) -> Layer:
         rows: Tensor, states: list[Tensor], weights: _Weights, steps: Steps
     ) -> tuple[Any, ...]:
         given = F.linear(rows, weights.inputs, weights.input_bias)[None]
-        (h,), w, found = states, weights.states, list[Tensor]()
-        h, of_step = h[None], steps.of(given)
-        for step in steps.order():
-            before = F.linear(top(h, steps.sizes[step]), w, weights.state_bias)
-            found.append(of(of_step[step] + before))
-            h = put(found[-1], h)
-        return steps.join(found)[0], h[0]
+        fixed = {"w": weights.states.mT[None]}
+        if weights.state_bias is not None:
+            given = given + weights.state_bias
+
+        def step(states: list[Tensor], of_step: dict[str, Tensor]) -> Found:
+            now = of(torch.baddbmm(of_step["a"], states[0], of_step["w"]))
+            return (now,), (now,)
+
+        (h,), (found,) = steps.take(step, [states[0][None]], {"a": given}, fixed)
+        return found[0], h[0]
 
     return layer
 

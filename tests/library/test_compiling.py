@@ -56,14 +56,15 @@ def check(learner: maml.MAML, network: nn.Module, loss: Any = F.cross_entropy) -
 class Rows(nn.Module):
     """A picture's rows as a sequence."""
 
-    def __init__(self, kind: Callable[..., nn.Module], **options: Any) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], times: int = 1, **options: Any) -> None:
         super().__init__()
+        self.times = times
         self.layer = kind(4, 5, batch_first=True, **options)
         self.head = nn.Linear(5 * (1 + bool(options.get("bidirectional"))), 3)
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(x)[0][:, -1])
+        return self.head(self.layer(x.repeat(1, self.times, 1))[0][:, -1])
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -98,6 +99,34 @@ def test_equals_a_plain_loop(name: str, capsys: pytest.CaptureFixture[str]) -> N
     assert learner._plans.known[True].batching == "vmap"
     assert learner.metrics["accuracy"].shape == (4,)
     assert "warning" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recording_does_not_grow_with_long_sequences(kind: Callable[..., nn.Module]) -> None:
+    sizes = set()
+    for times in (9, 18):
+        network = Rows(kind, times, bidirectional=True)
+        learner = learner_of(network, batching="vmap")
+        with torch.backends.mkldnn.flags(enabled=False):  # for the plain loop
+            for _ in range(2):
+                check(learner, network)
+        assert is_quick(learner) and learner._compiling._compiled is not None
+        sizes |= {entry.form.n_nodes for entry in learner._compiling._compiled._entries.values()}
+    assert len(sizes) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_code_for_long_sequences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compiling, "inductor", compiled.inductor)
+    network = Rows(nn.LSTM, 9)
+    learner = learner_of(network, batching="vmap")
+    with torch.backends.mkldnn.flags(enabled=False):  # for the plain loop
+        for _ in range(2):
+            check(learner, network)
+    assert is_quick(learner) and "warning" not in capsys.readouterr().err
 
 
 # ---- numbers from outside ------------------------------------------------------------------------

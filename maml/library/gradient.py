@@ -18,7 +18,6 @@ from maml.metagradient.batching import DRAWN, Found, batching_of
 from maml.metagradient.by_task import Batching, Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.problem import Problem
-from maml.networks.ordinary import SECOND_ORDER
 from maml.params import Params
 
 TRIED = 3
@@ -63,25 +62,24 @@ def meta_gradient(
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
     if len(sizes) != 1 or -1 in sizes:
         raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
-    with SECOND_ORDER:
-        if batching != "auto":
-            return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
-        leaves, spec = pytree.tree_flatten(tasks)
-        kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-        code, constants = _identity(state)
-        # Code that writes outside may count there. Its tasks are computed one by one anyway.
-        any_count: Any = (code, kinds, str(spec), way)
-        key = any_count if any_count in _KNOWN else (any_count, constants)
-        found = _found(key, state, meta_params, tasks, way)
-        if found.shares and key != any_count:
-            _KNOWN[any_count], key = _KNOWN.pop(key), any_count
-        if not found.draws:
-            of_all = _without_draws(state, meta_params, tasks, way, found.batching)
-            if of_all is not None:
-                return of_all
-            # The losses draw only now, for example because a dropout rate was zero before.
-            _KNOWN[key] = Found("tasks", draws=True)
-        return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
+    if batching != "auto":
+        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
+    leaves, spec = pytree.tree_flatten(tasks)
+    kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
+    code, constants = _identity(state)
+    # Code that writes outside may count there. Its tasks are computed one by one anyway.
+    any_count: Any = (code, kinds, str(spec), way)
+    key = any_count if any_count in _KNOWN else (any_count, constants)
+    found = _found(key, state, meta_params, tasks, way)
+    if found.shares and key != any_count:
+        _KNOWN[any_count], key = _KNOWN.pop(key), any_count
+    if not found.draws:
+        of_all = _without_draws(state, meta_params, tasks, way, found.batching)
+        if of_all is not None:
+            return of_all
+        # The losses draw only now, for example because a dropout rate was zero before.
+        _KNOWN[key] = Found("tasks", draws=True)
+    return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
 
 
 def _without_draws(

@@ -10,6 +10,7 @@ import copyreg
 import dis
 import functools
 import logging
+import re
 import sys
 import types
 import weakref
@@ -28,11 +29,15 @@ from maml.execution.copies import own_hooks
 from maml.execution.meanwhile import Replaced
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
-HOLDERS = {"types", "functools", "argparse", "maml.library.around"}
+LIBRARIES |= {"transformers", "peft"}
+HOLDERS = re.compile(
+    r"(types|functools|argparse|maml\.library\.around|torch\.nn\.(modules|utils)|transformers|peft)\b"
+)
 """The Python modules of those objects of libraries that hold what a user gave them."""
 OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
 """Ends of the names of instructions that look up a global. ``co_names`` has attributes, too."""
 Held: TypeAlias = dict[Any, Any] | list[Any] | int | bytes
+_CONTAINERS: tuple[Any, ...] = list, tuple, set, frozenset, deque
 MOST_BYTES = 4096
 """Look at the numbers in an array of numpy up to this size."""
 MOST = 20_000
@@ -134,10 +139,12 @@ def _held(value: Any) -> Held | None:
         return None if value.is_inference() else value._version
     if isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return value.tobytes()
+    # By Python's own methods: a subclass may make something at each look (as in transformers).
     if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, list | tuple | set | frozenset | deque):
-        return list(value)
+        return dict(dict.items(value))
+    for kind in _CONTAINERS:
+        if isinstance(value, kind):
+            return list(kind.__iter__(value))
     if isinstance(value, types.CellType):
         return {} if value == types.CellType() else {"cell_contents": value.cell_contents}
     if isinstance(value, types.FunctionType) and _is_theirs(value):
@@ -240,7 +247,9 @@ def _leads_to(value: Any) -> Iterator[Any]:
     elif isinstance(value, property):
         yield from (value.fget, value.fset)
     elif hasattr(value, "__dict__") and (
-        isinstance(value, nn.Module) or type(value).__module__ in HOLDERS or _is_theirs(type(value))
+        isinstance(value, nn.Module)
+        or HOLDERS.match(type(value).__module__)
+        or _is_theirs(type(value))
     ):
         yield from (type(value), vars(value))
 

@@ -16,7 +16,6 @@ from maml.metagradient.by_task import Way, n_tasks_of
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.plan import Plan, Plans, decide, without_draws
 from maml.metagradient.problem import Problem
-from maml.networks.ordinary import SECOND_ORDER
 from maml.params import Params
 
 TRIED = 3
@@ -59,38 +58,35 @@ def meta_gradient(
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
     if len(sizes) != 1 or -1 in sizes:
         raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
-    with SECOND_ORDER:
-        if batching != "auto":
-            return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
-        leaves, spec = pytree.tree_flatten(tasks)
-        kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-        code, constants = _identity(state)
-        # Code that writes outside may count there. Its tasks are computed one by one anyway.
-        any_count: Any = (code, kinds, str(spec), way)
-        key = any_count if any_count in _PLANS.known else (any_count, constants)
-        tells = n_tasks_of(tasks) > 1  # one task cannot show a difference
+    if batching != "auto":
+        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
+    leaves, spec = pytree.tree_flatten(tasks)
+    kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
+    code, constants = _identity(state)
+    # Code that writes outside may count there. Its tasks are computed one by one anyway.
+    any_count: Any = (code, kinds, str(spec), way)
+    key = any_count if any_count in _PLANS.known else (any_count, constants)
+    tells = n_tasks_of(tasks) > 1  # one task cannot show a difference
 
-        def decided() -> Plan:
-            if not tells:
-                return Plan("tasks")
-            some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-            on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
-            return decide(state, meta_params, some, way, code=state, weigh=on_cpu)
+    def decided() -> Plan:
+        if not tells:
+            return Plan("tasks")
+        some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
+        on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
+        return decide(state, meta_params, some, way, code=state, weigh=on_cpu)
 
-        plan = _PLANS.of(key, decided, tells=tells)
-        if plan.shares and key != any_count:
-            _PLANS.known[any_count] = _PLANS.known.pop(key)
-        if not plan.draws:
-            with kept(), draws.of_task(draws.NONE):
-                found = without_draws(
-                    plan,
-                    lambda: differentiate.meta_gradient(
-                        state, meta_params, tasks, way, plan.batching
-                    ),
-                )
-            if found is not None:
-                return found
-        return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
+    plan = _PLANS.of(key, decided, tells=tells)
+    if plan.shares and key != any_count:
+        _PLANS.known[any_count] = _PLANS.known.pop(key)
+    if not plan.draws:
+        with kept(), draws.of_task(draws.NONE):
+            found = without_draws(
+                plan,
+                lambda: differentiate.meta_gradient(state, meta_params, tasks, way, plan.batching),
+            )
+        if found is not None:
+            return found
+    return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
 
 
 def _identity(state: Callable[[Params], Problem]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

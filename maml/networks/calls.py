@@ -10,21 +10,19 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
-import torch.utils.checkpoint as of_torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
-from maml.execution.meanwhile import Replaced
-from maml.networks.ordinary import SECOND_ORDER, own_name, swapped, tensors
-from maml.networks.stack import remembering
+from maml.networks.ordinary import own_name, swapped, tensors
 from maml.networks.statistics import Statistics, Tape
+from maml.ops.checkpoint import State, again_in
 from maml.ops.instead import instead
 from maml.params import Params, of_kind
 
+_local = threading.local()
 _LOCKS: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
 _MAKING = threading.Lock()
 
@@ -54,7 +52,7 @@ def apply(
             given = {name: tensor.detach() for name, tensor in given.items()}
         with (
             swapped(network, given),
-            _calling(network, given),
+            again_in(lambda: _state(network, given)),
             _nothing_escapes(network),
             instead(),
         ):
@@ -118,52 +116,23 @@ def _nothing_escapes(network: nn.Module) -> Iterator[None]:
                     vars(module).update({name: was[name]} if name in was else {})
 
 
-# ---- checkpoints ---------------------------------------------------------------------------------
-
-_local = threading.local()
-
-
-@contextlib.contextmanager
-def _calling(network: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Let checkpoints in this context remember ``tensors``, with which ``network`` is called."""
-    before = getattr(_local, "now", None)
-    _local.now = network, tensors
-    try:
-        with SECOND_ORDER, _CHECKPOINTS:
-            yield
-    finally:
-        _local.now = before
-
-
-def _again(block: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a block that is computed again: with the tensors, and the tape's place, of now."""
-    network, given = _local.now
+def _state(network: nn.Module, given: dict[str, Tensor]) -> State:
+    """Return what brings the tensors of a call back into a network, and the tape's place of now."""
     tape: Tape = getattr(network, "tape", None) or Tape()  # else an unused tape
     place = tape.given, list(tape.used)
 
-    def again(*arguments: Any, **named: Any) -> Any:
+    @contextlib.contextmanager
+    def state() -> Iterator[None]:
         with (
             alone_with(network),
-            remembering(False),
             swapped(network, given),
-            _calling(network, given),
+            again_in(lambda: _state(network, given)),
         ):
             later = tape.given, list(tape.used)
             tape.begin(*place)
             try:
-                return block(*arguments, **named)
+                yield
             finally:
                 tape.begin(*later)
 
-    return again
-
-
-def _checkpoint(
-    of_torch_itself: Callable[..., Any], block: Callable[..., Any], *given: Any, **options: Any
-) -> Iterator[None]:
-    """Let torch's checkpoint compute a block by `_again`."""
-    with remembering(False):
-        yield from of_torch_itself(_again(block), *given, **options)
-
-
-_CHECKPOINTS = Replaced(of_torch, "_checkpoint_without_reentrant_generator_impl", _checkpoint)
+    return state

@@ -17,7 +17,6 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from maml.errors import UserError
-from maml.execution.meanwhile import Replaced
 from maml.networks.statistics import BatchNorm, Statistics, Tape, Taped, normalise
 
 AROUND = "module."
@@ -211,18 +210,6 @@ def _by_tape(norm: _BatchNorm, tape: Tape) -> None:
     norm.track_running_stats &= not norm.training
     norm.__class__ = _explicit_kind(type(norm))
     norm.tape, norm.made_in = tape, norm.training  # type: ignore[assignment]
-
-
-def _weight_norm(_: Any, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Return ``v`` with the norm ``g``, as `torch._weight_norm` does."""
-    others = [i for i in range(v.dim()) if dim == -1 or i != dim % v.dim()]  # -1: of all together
-    norms = torch.linalg.vector_norm(v, dim=others, keepdim=dim != -1) if others else v.abs()
-    return v * (g / norms)
-
-
-SECOND_ORDER = Replaced(torch, "_weight_norm", _weight_norm)
-"""Within this context, weight norm has a right second derivative. Torch's own (2.15) is wrong:
-`torch.autograd.gradgradcheck` refuses it."""
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from torch.autograd import Function
 from maml.kernels import library
 from maml.kernels.convnet import Shape, convnet
 from maml.networks.tasks import Tensors, batched, n_tasks_of, of_each_task, of_tasks
+from maml.ops.checkpoint import inside
 
 _IMAGES, _GIVEN, _FEATURES, _ROW = 4, 3, 2, 1
 """How many dimensions one task's images, statistics, features and kept maps have."""
@@ -71,7 +72,7 @@ def features(
 ) -> tuple[Tensor, Tensor]:
     """Return features ``[E, n]``, and the mean and biased variance used, ``[L, 2, F]``."""
     inputs, keeps = (x, given, *weights), torch.is_grad_enabled()
-    known: dict[Any, Any] | None = getattr(_memory, "known", None)
+    known: dict[Any, Any] | None = None if inside() else getattr(_memory, "known", None)
     key = None if known is None else (stack, keeps, *map(_identity, inputs))
     if known is not None and key in known:
         _, *results = known[key]
@@ -101,14 +102,14 @@ When the weights move, no remembered result is of use."""
 
 
 @contextlib.contextmanager
-def remembering(anything: bool = True) -> Iterator[None]:
+def remembering() -> Iterator[None]:
     """Compute features only once in this context for the same images and the same weights.
 
     So an inner loop that moves only the output layer takes one pass forward through the blocks, and
-    one back. With ``anything`` False, results are neither remembered nor reused.
+    one back. In a block of a checkpoint, results are neither remembered nor reused.
     """
     before = getattr(_memory, "known", None)
-    _memory.known = {} if anything else None
+    _memory.known = {}
     try:
         yield
     finally:

@@ -9,8 +9,17 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from maml.execution.meanwhile import Replaced
-from maml.ops import convolution, norms, recurrent
+from maml.ops import (
+    convolution,
+    embedding,
+    norms,
+    packed,
+    recurrent,
+    spectral_norm,
+    weight_norm,
+)
 from maml.ops.attention_by_blocks import attention
+from maml.ops.checkpoint import again_in
 
 _WITHIN_TORCH = Replaced(F, "scaled_dot_product_attention", lambda _, *a, **n: attention(*a, **n))
 
@@ -29,7 +38,11 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh: recurrent.rnn_tanh,
     torch.rnn_relu: recurrent.rnn_relu,
     **convolution.INSTEAD,
+    **embedding.INSTEAD,
     **norms.INSTEAD,
+    **packed.INSTEAD,
+    **spectral_norm.INSTEAD,
+    **weight_norm.INSTEAD,
 }
 
 
@@ -40,7 +53,7 @@ def instead() -> Iterator[None]:
     if any(isinstance(mode, _Instead) for mode in _get_current_function_mode_stack()):
         yield
     else:
-        with _Instead():
+        with _Instead(), again_in(lambda: instead):
             yield
 
 

@@ -1,6 +1,7 @@
 """Refuse what torch's own operation refuses, where other operations take its place."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,27 @@ def refuse_as_torch(function: Callable[..., Any], *given: Any, **named: Any) -> 
     Torch itself is asked, with zeros, and only once for each form.
     """
     _ask(function, tuple(map(_form, given)), tuple((n, _form(v)) for n, v in named.items()))
+
+
+def over_tasks(function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what to call in place of torch's ``function``: over tasks ``own``, by torch's names.
+
+    ``own`` is called only with what ``function`` would take.
+    """
+    if inspect.isbuiltin(function):
+        schema = getattr(torch.ops.aten, function.__name__).default._schema
+        names = [argument.name for argument in schema.arguments]
+    else:
+        names = [*inspect.signature(function).parameters]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return function(*args, **kwargs)
+        given = dict(zip(names, args, strict=False)) | kwargs
+        refuse_as_torch(function, **given)
+        return own(**given)
+
+    return call
 
 
 def _form(value: Any) -> Any:

@@ -113,23 +113,31 @@ def stacked(tasks: Tasks) -> Any:
 
 
 def by_loop(
-    network: nn.Module, tasks: Tasks, steps: int, lr: float, loss_of: Any = F.cross_entropy
+    network: nn.Module,
+    tasks: Tasks,
+    steps: int,
+    lr: float,
+    loss_of: Any = F.cross_entropy,
+    order: int = 2,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the outer loss, and its gradient by all that learns in the network and the loss."""
     params = dict(network.named_parameters())
     total = torch.zeros((), dtype=torch.float64)
+
+    def answers(at: dict[str, Tensor], x: Tensor) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
+        return torch.func.functional_call(network, {**at, **buffers}, x)
+
     for support_x, support_y, query_x, query_y in tasks:
         at = params
         for _ in range(steps):
-            outputs = torch.func.functional_call(network, at, support_x)
-            loss = loss_of(outputs, support_y)
+            loss = loss_of(answers(at, support_x), support_y)
             by = torch.autograd.grad(
-                loss, list(at.values()), create_graph=True, materialize_grads=True,
-                allow_unused=True,
+                loss, list(at.values()), create_graph=order == 2,
+                materialize_grads=True, allow_unused=True,
             )  # fmt: skip
             at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
-        outputs = torch.func.functional_call(network, at, query_x)
-        total = total + loss_of(outputs, query_y) / len(tasks)
+        total = total + loss_of(answers(at, query_x), query_y) / len(tasks)
     return total.detach(), list(torch.autograd.grad(total, [*params.values(), *learning(loss_of)]))
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers against torch's own, in float64: values and two derivatives, and over tasks."""
+"""Recurrent layers against torch's own, in float64: values and two derivatives."""
 
 from typing import Any
 
@@ -16,6 +16,8 @@ CASES: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
     "gru, deep, both ways": (nn.GRU, {"num_layers": 2, "bidirectional": True, "bias": False}),
     "rnn": (nn.RNN, {"num_layers": 2}),
     "rnn, relu, both ways": (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+    "dropout": (nn.LSTM, {"num_layers": 3, "dropout": 0.4, "bidirectional": True}),
+    "gru, dropout": (nn.GRU, {"num_layers": 2, "dropout": 0.4}),
     "projected": (nn.LSTM, {"proj_size": 2}),
 }
 LENGTHS = [5, 3, 3, 1]
@@ -28,6 +30,7 @@ def layer_of(case: str) -> nn.RNNBase:
 
 
 def results(layer: nn.RNNBase, x: Any, inputs: list[Tensor]) -> list[Tensor]:
+    torch.manual_seed(1)  # dropout draws the same
     y, states = layer(x)
     outputs = [y if isinstance(y, Tensor) else y.data]
     outputs += states if isinstance(states, tuple) else [states]
@@ -54,27 +57,4 @@ def test_value_and_two_derivatives_equal_torchs(case: str, packed: bool) -> None
     with instead():
         found = results(layer, given(), inputs)
     for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("case", ["lstm, deep, both ways", "gru, deep, both ways", "rnn"])
-def test_batched_over_tasks_with_weights_of_their_own(case: str) -> None:
-    layer = layer_of(case)
-    params = dict(layer.named_parameters())
-    tasks = torch.randn(3, 5, 2, 3, dtype=torch.float64)
-
-    def outer(x: Tensor) -> Tensor:
-        def inner(at: dict[str, Tensor]) -> Tensor:
-            return torch.func.functional_call(layer, at, (x,))[0].square().mean()
-
-        found = torch.func.grad(inner)(params)
-        return inner({name: p - 0.5 * found[name] for name, p in params.items()})
-
-    def gradients(losses: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(losses.sum(), list(params.values()))
-
-    alone = gradients(torch.stack([outer(x) for x in tasks]))
-    with instead():
-        together = gradients(torch.func.vmap(outer)(tasks))
-    for ours, theirs in zip(together, alone, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)

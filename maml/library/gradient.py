@@ -1,14 +1,18 @@
 """``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
+import functools
+import sys
 from collections.abc import Callable
-from types import FunctionType
+from types import CellType, FunctionType, MethodType, NoneType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
 from datasets.tasks import Task
+from maml.execution.compiled import DRAWS, KEEPS, SHAPES, Compiled, inductor
 from maml.execution.outside import Reached
 from maml.library.alone import alone
 from maml.metagradient import differentiate, draws
@@ -30,6 +34,7 @@ def meta_gradient(
     tasks: Any,
     way: Way = "auto",
     batching: Literal["auto", "vmap", "tasks"] = "auto",
+    compile: Literal["auto", True, False] = False,
 ) -> OuterGradient:
     """Differentiate the outer loss summed over B tasks by meta-parameters.
 
@@ -46,6 +51,9 @@ def meta_gradient(
             both on a few tasks, in a problem's first call with two tasks or more, and leaves
             nothing behind. If the losses reach what cannot be copied, as a lock or an open file, it
             tries nothing, and takes "tasks".
+        compile: Whether to compile the meta-gradient of tasks that are batched: see `maml.MAML`. A
+            call uses code only if its problem reaches the same objects, numbers and functions as
+            the one that was compiled. So what changes in each call belongs in ``tasks``.
 
     Raises:
         RuntimeError: for a meta-parameter that no tensor of the problem depends on, and for a
@@ -58,11 +66,41 @@ def meta_gradient(
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
     if len(sizes) != 1 or -1 in sizes:
         raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
+    if compile is not False and batching == "tasks":
+        raise ValueError("compile computes all tasks at once: leave out batching")
+    if batching == "auto" or compile is not False:
+        reached = Reached(state)
+        plan = _plan(reached, state, meta_params, tasks, way)
     if batching != "auto":
-        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
+
+        def plainly(params: Params, some: Any) -> OuterGradient:
+            return differentiate.meta_gradient(state, params, some, way, batching)
+
+    else:
+
+        def plainly(params: Params, some: Any) -> OuterGradient:
+            return _as_planned(plan, state, params, some, way)
+
+    if compile is False:
+        return plainly(meta_params, tasks)
+    code = _code(plan, reached, state, waits=compile is True)
+    if code is None:
+        return plainly(meta_params, tasks)
+
+    def together(params: Params, some: Any) -> OuterGradient:
+        return differentiate.meta_gradient(state, params, some, way, "vmap", checked=True)
+
+    found = code(_parts_of(plainly), meta_params, tasks, records=_parts_of(together))
+    return OuterGradient(*found)
+
+
+def _plan(
+    reached: Reached, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
+) -> Plan:
+    """Return the plan of a problem; the first call with two tasks or more decides."""
     leaves, spec = pytree.tree_flatten(tasks)
     kinds = tuple((leaf.dim(), leaf.dtype, leaf.device) for leaf in leaves)
-    code, constants = _identity(state)
+    code, constants = _identity(reached)
     # Code that writes outside may count there. Its tasks are computed one by one anyway.
     any_count: Any = (code, kinds, str(spec), way)
     key = any_count if any_count in _PLANS.known else (any_count, constants)
@@ -78,6 +116,12 @@ def meta_gradient(
     plan = _PLANS.of(key, decided, tells=tells)
     if plan.shares and key != any_count:
         _PLANS.known[any_count] = _PLANS.known.pop(key)
+    return plan
+
+
+def _as_planned(
+    plan: Plan, state: Callable[[Params], Problem], meta_params: Params, tasks: Any, way: Way
+) -> OuterGradient:
     if not plan.draws:
         with kept(), draws.of_task(draws.NONE):
             found = without_draws(
@@ -89,10 +133,62 @@ def meta_gradient(
     return differentiate.meta_gradient(state, meta_params, tasks, way, "tasks")
 
 
-def _identity(state: Callable[[Params], Problem]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _parts_of(function: Callable[..., OuterGradient]) -> Callable[..., tuple[Any, ...]]:
+    """Return a function that returns the tensors of a meta-gradient."""
+
+    def parts(params: Params, tasks: Any) -> tuple[Any, ...]:
+        found = function(params, tasks)
+        if found.end is not None:
+            raise RuntimeError("a problem that goes on later is not compiled")
+        return found.gradients, found.losses, found.outputs
+
+    return parts
+
+
+def _code(plan: Plan, reached: Reached, state: Any, *, waits: bool) -> Compiled | None:
+    """Return what compiles a problem that reaches the same as ``state``; None: nothing does.
+
+    If that was asked for, one line says why. A single task shows no difference, so it may be.
+    """
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    key = (torch.get_default_dtype(), *autocast, *map(_name, reached.values))
+    reason = plan.why("the problem") if plan.settled and not plan.heavy else None
+    if plan.draws or plan.shares:
+        reason = DRAWS if plan.draws else KEEPS
+    elif reason is None and key not in plan.code:
+        if len(plan.code) >= SHAPES:
+            reason = (
+                f"the problem has reached other numbers or objects in more than {SHAPES} calls; "
+                "give what changes in tasks"
+            )
+        else:
+            apart = [value for value in reached.values if isinstance(value, nn.Parameter)]
+            plan.code[key] = Compiled(
+                inductor, reads=[state], apart=apart, waits=waits, name="compile"
+            )
+    if reason is not None and waits and not plan.told:
+        print(f"warning: compile: {reason}; computing without", file=sys.stderr, flush=True)
+        plan.told = True
+    return plan.code.get(key) if reason is None else None
+
+
+def _name(value: Any) -> Any:
+    """Return what is the same in two calls for a value that is the same, though made anew."""
+    if isinstance(value, FunctionType):
+        return value.__code__
+    if isinstance(value, bool | int | float | complex | str | bytes | NoneType):
+        return type(value), repr(value)  # as 0.0 equals -0.0
+    if isinstance(value, CellType | MethodType | functools.partial):
+        return type(value)  # what it holds comes later
+    if isinstance(value, tuple | list | dict):
+        return type(value), len(value), *(value if isinstance(value, dict) else ())
+    return id(value)
+
+
+def _identity(reached: Reached) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return a problem's key: code and networks that it reaches; and ints and strings."""
     code, constants = list[Any](), list[Any]()
-    for value in Reached(state).values:
+    for value in reached.values:
         if isinstance(value, FunctionType):
             code.append(value.__code__)
         elif isinstance(value, nn.Module):

@@ -11,7 +11,7 @@ must also be what a loop keeps. The trial leaves nothing behind (`maml.execution
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -51,6 +51,8 @@ class Plan:
         fills: Whether vmap would write what a repeated loop does not. This may be a cache, which
             the next call in a loop fills, so then it may be batched.
         settled: Whether no further call decides again.
+        code: What compiles the problem, by what the problem reaches.
+        told: Whether a line has said why nothing does.
     """
 
     batching: Batching
@@ -59,6 +61,8 @@ class Plan:
     heavy: bool = False
     fills: bool = False
     settled: bool = True
+    code: dict[Any, Any] = field(default_factory=dict)
+    told: bool = False
 
     def why(self, what: str) -> str | None:
         """Return why tasks are computed one by one, of code that is called ``what``; else None."""

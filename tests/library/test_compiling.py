@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import maml
 from maml.execution import compiled
@@ -437,3 +438,66 @@ def test_several_threads_call_one_learner() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 200 and all(torch.equal(loss, expected) for loss in found)
+
+
+# ---- maml.meta_gradient --------------------------------------------------------------------------
+
+
+def test_a_problem_of_one_s_own_is_compiled_once_for_what_it_reaches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each call makes the functions anew. What they reach decides, whatever it is."""
+    recorded = list[Any]()
+
+    def counting(run: Any, inputs: Any) -> Any:
+        recorded.append(run)
+        return run
+
+    monkeypatch.setattr("maml.library.gradient.inductor", counting)
+    network = dense()
+    params = dict(network.named_parameters())
+    settings: dict[str, Any] = {"scale": 1.0}
+    support_x, support_y, query_x, query_y = stacked(TASKS)
+    tasks = {"support": (support_x, support_y), "query": (query_x, query_y)}
+
+    def called(lr: float, weight: Tensor | None = None, **how: Any) -> list[Tensor]:
+        def loss(params: Any, examples: Any) -> tuple[Tensor, Tensor]:
+            outputs = torch.func.functional_call(network, params, examples[0])
+            value = settings["scale"] * F.cross_entropy(outputs, examples[1])
+            return value if weight is None else value * weight, outputs
+
+        def state(params: Any) -> maml.Problem:
+            return maml.Problem(
+                start=params,
+                support=lambda params, task, step: loss(params, task["support"]),
+                query=lambda params, task, step: loss(params, task["query"]),
+                steps=2,
+                lr=lr,
+            )
+
+        found = maml.meta_gradient(state, params, tasks, **how)
+        return [found.losses, found.outputs, *found.gradients.values()]
+
+    def check(lr: float, weight: Tensor | None = None) -> None:
+        found, plain = (called(lr, weight, compile=how) for how in (True, False))
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
+
+    for lr, scale, n in ((0.1, 1.0, 1), (0.1, 1.0, 1), (0.2, 1.0, 2), (0.1, 3.0, 3), (0.2, 1.0, 3)):
+        settings["scale"] = scale
+        check(lr)
+        assert len(recorded) == n
+    with torch.no_grad():
+        network[-1].weight += 1.0
+    check(0.1)
+    assert len(recorded) == 3
+    for step in range(4):
+        check(0.1, torch.tensor(1.0 + step, dtype=torch.float64))
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("other numbers or objects in more than 4 calls" in line for line in lines) == 1
+    tasks = pytree.tree_map(lambda tensor: tensor[:1], tasks)
+    for n, way in ((5, "auto"), (5, "auto"), (6, "reverse"), (6, "reverse")):
+        found, plain = (called(0.1, way=way, compile=how) for how in (True, False))
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
+        assert len(recorded) == n
+    with pytest.raises(ValueError, match="leave out batching"):
+        called(0.1, batching="tasks", compile=True)

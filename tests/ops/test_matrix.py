@@ -122,7 +122,7 @@ def test_each_way_equals_a_plain_loop(name: str, order: int) -> None:
                 parameter.grad, gradient, rtol=1e-10, atol=1e-12, msg=f"{how}, {way}"
             )
         together = how != "tasks" and name != "checkpoint"
-        assert learner._found[True].batching == ("vmap" if together else "tasks")
+        assert learner._plans.known[True].batching == ("vmap" if together else "tasks")
         quick = learner._compiling.quickly(learner.learner, stacked(tasks)) is not None
         assert quick == (how == "compiled" and name not in NOT_COMPILED)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets import accelerator
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
@@ -93,11 +94,8 @@ class Worker:
         """Build the learner; if it ``trains``, open the training episodes, unless given."""
         self.config = config
         self.device = device
-        if device.type == "cuda":
-            # Before the first operation: libraries make their contexts on the current device.
-            torch.cuda.set_device(device)
-            # Torch's own default is True, which computes convolutions in TF32.
-            torch.backends.cudnn.allow_tf32 = False
+        # Before the first operation: libraries make their contexts on the current device.
+        accelerator.take(device)
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._learner_facts = registry.learner(config.learner)
         self._network_facts = registry.network(config.network)
@@ -119,7 +117,9 @@ class Worker:
             self.training = training or self.learner.open_tasks("train")
             self._ahead = Prefetch(self.training.tasks)
             self._choose_batching()
-        self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+        self._threads = ThreadPoolExecutor(
+            torch.get_num_threads(), "worker", initializer=accelerator.take, initargs=(device,)
+        )
 
     def _choose_batching(self) -> None:
         """Choose "vmap" or "tasks"; a user's own learner or network is differentiated in both ways.

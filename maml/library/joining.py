@@ -71,7 +71,7 @@ def distributed(timeout: float = 300.0) -> int:
     watch.watch()
     if not initialised:
         with watch.guard():
-            group.join("gloo")
+            group.join()
     # The threads of a group of ours may else still run when the process ends.
     atexit.register(_leave, watch, destroys=not initialised)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))

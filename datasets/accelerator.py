@@ -3,9 +3,13 @@
 Torch names it (`torch.accelerator`), so no kind is left out, nor one that torch was told of.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def kind() -> str | None:
@@ -47,3 +51,23 @@ def identity(device: torch.device) -> str:
     """Return what tells an accelerator of this host from the others, whatever a process sees."""
     facts = torch.get_device_module(device).get_device_properties(device)
     return str(getattr(facts, "uuid", device.index))
+
+
+def sent(values: Any, device: torch.device) -> Any:
+    """Return a nest of tensors on ``device``. Nothing waits: they leave from pinned memory."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        if tensor.is_cpu and device.type != "cpu":
+            return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.to(device)
+
+    return pytree.tree_map_only(Tensor, moved, values)
+
+
+def read(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return integers of any shapes on the CPU. One copy brings all, as each waits for a device."""
+    if all(tensor.is_cpu for tensor in tensors):
+        return list(tensors)
+    parts = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+    parts = parts.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

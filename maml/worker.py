@@ -114,7 +114,8 @@ class Worker:
         )
         # Open here, so that bad data is found before this process waits for other workers.
         if trains:
-            self.training = training or self.learner.open_tasks("train")
+            training = training or self.learner.open_tasks("train")
+            self.training = training if device.type == "cpu" else training.on(device)
             self._ahead = Prefetch(self.training.tasks)
             self._choose_batching()
         self._threads = ThreadPoolExecutor(
@@ -133,7 +134,7 @@ class Worker:
         facts = {"learner": self._learner_facts, "network": self._network_facts}
         flag = " or ".join(f"--{kind} {of.name}" for kind, of in facts.items() if of.is_theirs)
         with self._naming_theirs():
-            some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
+            some = self.training.tasks(torch.arange(LOOKED_AT))
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             self.learner.batching = "tasks"
             phase = self.learner.last_phase
@@ -147,12 +148,11 @@ class Worker:
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # A first call. It raises the errors that training would raise, and fills caches.
             heavy = one_by_one.is_heavy(self.learner, params, made)
-            on_cpu = self._in_torch and self.device.type == "cpu"
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, phase), params, made,
                     self.config.meta_gradient, checked=True, code=self.learner.criterion,
-                    owner=self.learner, weigh=heavy and on_cpu and self.config.batching == "auto",
+                    owner=self.learner, weigh=heavy and self._in_torch and self.config.batching == "auto",
                 )  # fmt: skip
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
@@ -188,7 +188,8 @@ class Worker:
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
-        return self.learner.open_tasks(split, evaluation=True)
+        found = self.learner.open_tasks(split, evaluation=True)
+        return found if self.device.type == "cpu" else found.on(self.device)
 
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads, as many as torch has.
@@ -242,7 +243,7 @@ class Worker:
         return share
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
-        """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
+        """Yield the training tasks ``ids`` in batches of a bounded size."""
         learner, size, batches = self.learner, self.config.meta_batch_size, []
         for phase, run in itertools.groupby(ids.tolist(), lambda id: learner.phase(id // size)):
             batches += [(phase, batch) for batch in self._batches(torch.tensor(list(run)))]
@@ -259,7 +260,7 @@ class Worker:
         n_tasks = 0
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
-                made = self._materialised(params, self._on_device(tasks), ids, learner, phase)
+                made = self._materialised(params, accelerator.sent(tasks, self.device), ids, learner, phase)
             with self.stopwatch.spent_on("computing"):
                 # Only the last phase's function is compiled: a long training ends in it.
                 call = self.compiled if phase == learner.last_phase else None
@@ -320,7 +321,7 @@ class Worker:
         learner, batches, found = self.learner, self._batches(ids), list[Tensor]()
         made = Prefetch(self.evaluation(split).tasks).tasks(batches)
         with one_by_one.at_test(learner):
-            for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
+            for of_batch, tasks in zip(batches, made, strict=True):
                 where = addresses(learner, split, of_batch)
                 found += one_by_one.found_in(learner, of, tasks, where)
         return found
@@ -328,10 +329,3 @@ class Worker:
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of at most ``--task-batch`` tasks, to bound the memory."""
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
-
-    def _on_device(self, tasks: Any) -> Any:
-        if self.device.type == "cpu":
-            return tasks
-        # From pinned memory, the copy overlaps with the computation.
-        tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
-        return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -16,13 +17,16 @@ from datasets.tasks import Task
 from maml.errors import UserError, first_difference
 from maml.learners import Learner
 from maml.library.agreement import OF_TORCH, forms, held, parts
-from maml.params import ParamLayout, Params
+from maml.params import ParamLayout, Params, in_reals
 
 if TYPE_CHECKING:  # `joining` imports it, if a process is one of many
     from maml.processes.collectives import Collectives
 
 ROUNDING = 1e-4
 """The sums of the parameters may differ by this part of their norm: hosts may round differently."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers to look at numbers as, by their size in bytes."""
+_WIDTH = 4096
 DOING = "make", "call"
 SAME = "under maml.distributed(), make the same meta-learner on every rank"
 
@@ -105,6 +109,8 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     layout = ParamLayout(sums)
     flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
     if group:
+        if not calls:  # now it is known where the parameters are
+            group.meet_on(flat.device)
         flat = group.together(dist.all_reduce, flat)
         calls += 1
     _, total, gradients = (flat / flat[0]).split([1, 1, layout.n_params])
@@ -114,6 +120,35 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
 def draw_number() -> int:
     """Draw a number of 62 bits from torch's global generator."""
     return int(torch.randint(2**62, (), device="cpu"))
+
+
+def _digest(tasks: list[Task]) -> Tensor:
+    """Return a checksum ``[1]`` int64 of tasks: of forms, values and order, made on their device.
+
+    It is as quick as `torch.hash_tensor`, which sees no order.
+    """
+    words, form = dict[torch.dtype, list[Tensor]](), 0
+    for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
+        text = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
+        form = zlib.crc32(text.encode(), form)
+        whole = in_reals(tensor.detach()).reshape(-1)
+        whole = whole.view(_WORDS[whole.element_size()])
+        words.setdefault(whole.dtype, []).append(whole)
+    of_each = [_sum_in_order(torch.cat(some)) for some in words.values()]
+    return _sum_in_order(torch.stack(of_each))[None] + form
+
+
+def _sum_in_order(words: Tensor) -> Tensor:
+    """Return a number, int64, of integers ``[n]``; it differs in another order."""
+    rows = F.pad(words, (0, -len(words) % _WIDTH)).view(-1, _WIDTH)
+    of_rows = (rows * _weights(_WIDTH, words.device)).sum(1)
+    return (of_rows * _weights(len(rows), words.device)).sum()
+
+
+def _weights(n: int, device: torch.device) -> Tensor:
+    """Return ``n`` numbers of all 64 bits, without a pattern that sums of images may share."""
+    mixed = torch.arange(1, n + 1, device=device) * 0x1E3779B97F4A7C15
+    return (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
 
 
 def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[str, str]]) -> int:
@@ -130,18 +165,12 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
     torch.set_rng_state(before)
     if group is None:
         return drawn
-    # A checksum, as quick as `torch.hash_tensor`, which sees no order.
-    digest = 0
-    for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
-        form = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
-        digest = zlib.crc32(form.encode(), digest)
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest = zlib.crc32(raw.numpy().data, digest)
     flat = torch.cat([p.detach().reshape(-1).double() for p in params.values()])
     # Weights, because the sum alone sees no order.
     weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
-    size = torch.stack([weighted, flat.norm()]).cpu().view(torch.int64).tolist()
-    of_all = _of_all(1, made_of(), [drawn, digest, *size])
+    size = torch.stack([weighted, flat.norm()]).view(torch.int64)
+    numbers = torch.cat([_digest(tasks), size]).tolist()  # one wait for a device
+    of_all = _of_all(1, made_of(), [drawn, *numbers])
     sizes = of_all[:, 2:].contiguous().view(torch.float64)
     near = ROUNDING * float(sizes[0, 1].nan_to_num())
     for rank, there in enumerate(sizes[:, 0]):

@@ -23,7 +23,18 @@ from maml.processes.world import World
 
 
 class OfLoop(Collectives):
-    """The collectives of a user's loop: a call that waits for a lost rank raises an error."""
+    """The collectives of a user's loop: a call that waits for a lost rank raises an error.
+
+    Attributes:
+        theirs: Whether the user has initialised the process group, which serves as it is.
+    """
+
+    theirs = False
+
+    def meet_on(self, device: torch.device) -> None:
+        """See `Collectives.meet_on`."""
+        if not self.theirs:
+            super().meet_on(device)
 
     def together(self, *given: Any, **how: Any) -> Tensor:
         """Return what a collective makes of a tensor; see `Collectives.together`."""
@@ -68,6 +79,7 @@ def distributed(timeout: float = 300.0) -> int:
     limit = f"timeout={timeout:g}"
     watch = Liveness(world, timeout, StopRequest(), limit=limit, ends=False)
     group = OfLoop(watch)
+    group.theirs = initialised
     watch.watch()
     if not initialised:
         with watch.guard():

@@ -23,6 +23,9 @@ from datasets.words import counted
 
 SPLITS = ("train", "validation", "test")
 
+HELD = 2**32
+"""Bytes of images that may stay on a device."""
+
 
 def check_counts(**counts: int) -> None:
     """Raise :class:`DataError` for a count below 1, and name its flag."""
@@ -250,10 +253,11 @@ class FewShotImages(Episodes):
         return [[names[row] for row in task] for task in self.layout(ids).classes]
 
     def on(self, device: torch.device) -> Self:
-        """See `Episodes.on`. All images of the split move there, and tasks are made of them."""
-        if device.type == "cpu" or "tasks" in vars(self):  # another function makes these tasks
+        """See `Episodes.on`. All images move there, up to `HELD` bytes, and tasks are made there."""
+        remade = "tasks" in vars(self)  # another function makes these tasks
+        if device.type == "cpu" or remade or self.images.nbytes > HELD:
             return super().on(device)
-        images = torch.from_numpy(np.ascontiguousarray(self.images)).to(device)
+        images = torch.from_numpy(np.array(self.images)).to(device)
 
         def tasks(ids: Tensor) -> Task:
             layout = self.layout(ids)

@@ -204,7 +204,7 @@ class MetaLearner(checking.Waiting):
                 where = [draws.Address(seed, "", i) for i in at]
                 of_some = self._gradient(own, params, given, where)
                 sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
-                rows = accelerator.sent(torch.tensor(at) - mine.start, losses.device)
+                rows = accelerator.sent(torch.tensor(at, device="cpu") - mine.start, losses.device)
                 losses[rows] = of_some.losses.detach().to(losses)  # a loss may have another dtype
                 for name, values in of_some.metrics.items():
                     found[name][rows] = values.to(losses)

@@ -147,8 +147,12 @@ class OuterOptimizer:
         return all(bool(tensor.isfinite().all()) for tensor in (self._flat, *self._state.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to checkpoint, in PyTorch's form: ``{"state": {0: {name: tensor}}}``."""
-        return {"state": {0: dict(self._state)} if self._state else {}}
+        """Return the state to checkpoint, in PyTorch's form: ``{"state": {0: {name: tensor}}}``.
+
+        It is on the CPU, for a machine without this device.
+        """
+        state = {name: tensor.cpu() for name, tensor in self._state.items()}
+        return {"state": {0: state} if state else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a copy of ``state``; the state of a PyTorch optimizer works, too.

@@ -13,6 +13,7 @@
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
@@ -170,7 +171,9 @@ Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::
 Tensor as_host(const Tensor& t) {  // the same memory
   if (!on(t)) return t;
   auto seen = at::from_blob(t.data_ptr(), t.sizes(), t.strides(), t.options().device(c10::kCPU));
-  return t.is_conj() ? seen.conj() : t.is_neg() ? seen._neg_view() : seen;
+  seen._set_conj(t.is_conj());
+  seen._set_neg(t.is_neg());
+  return seen;
 }
 Tensor copied(const Tensor& from, const Tensor& to, bool non_blocking) {
   if (on(from) && on(to)) count("copy on the device");
@@ -221,6 +224,8 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double p, std::option
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run>()); }
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
@@ -230,6 +235,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("view.dtype", &at::native::view_dtype);
   m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("unfold", &at::native::unfold);
   m.impl("resize_", &at::native::resize_);
@@ -249,7 +255,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     setDevice(d);
     return before;
   }
-  void setDevice(Device d) const override { uncheckedSetDevice(d); }
+  void setDevice(Device d) const override {
+    TORCH_CHECK(d.index() < DEVICES, "invalid device ordinal");
+    uncheckedSetDevice(d);
+  }
   void uncheckedSetDevice(Device d) const noexcept override { if (d.index() >= 0) current = d.index(); }
   c10::Stream getStream(Device d) const override { return c10::Stream(c10::Stream::DEFAULT, d); }
   c10::Stream getDefaultStream(Device d) const override { return getStream(d); }

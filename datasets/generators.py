@@ -39,9 +39,8 @@ def kept() -> Iterator[None]:
         np.random.set_state(of_numpy)
         random.setstate(of_python)
         torch.set_rng_state(of_torch[0])
-        used = accelerator.in_use()
-        for i, words in enumerate(of_torch[1:]) if used else ():
-            used.set_rng_state(words, i)
+        for i, words in enumerate(of_torch[1:]):
+            torch.get_device_module().set_rng_state(words, i)
 
 
 def begin(number: int) -> None:
@@ -65,6 +64,7 @@ def _of_torch() -> list[Tensor]:
 
     Of all accelerators, because a thread computes on another than its current one.
     """
-    used = accelerator.in_use()
-    devices = range(used.device_count()) if used else ()
-    return [torch.get_rng_state(), *(used.get_rng_state(i) for i in devices)]
+    found = [torch.get_rng_state()]
+    if used := accelerator.in_use():
+        found += map(used.get_rng_state, range(used.device_count()))
+    return found

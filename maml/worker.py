@@ -148,11 +148,12 @@ class Worker:
             made = pytree.tree_map(lambda tensor: tensor[:2], made)
             # A first call. It raises the errors that training would raise, and fills caches.
             heavy = one_by_one.is_heavy(self.learner, params, made)
+            heavy &= self._in_torch and self.config.batching == "auto"
             try:
                 found = batching_of(
                     lambda at: self.learner.training_problem(at, phase), params, made,
                     self.config.meta_gradient, checked=True, code=self.learner.criterion,
-                    owner=self.learner, weigh=heavy and self._in_torch and self.config.batching == "auto",
+                    owner=self.learner, weigh=heavy,
                 )  # fmt: skip
             except NotRepeatedError as error:
                 raise UserError(f"{flag}: {error}. {REPEATED}") from error
@@ -260,7 +261,9 @@ class Worker:
         n_tasks = 0
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
-                made = self._materialised(params, accelerator.sent(tasks, self.device), ids, learner, phase)
+                made = self._materialised(
+                    params, accelerator.sent(tasks, self.device), ids, learner, phase
+                )
             with self.stopwatch.spent_on("computing"):
                 # Only the last phase's function is compiled: a long training ends in it.
                 call = self.compiled if phase == learner.last_phase else None

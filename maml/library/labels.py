@@ -45,7 +45,8 @@ class Labels:
         for i, both in enumerate(zip(tasks, here, strict=True) if classes else ()):
             sets, seen = (next(unstacked(task)) for task in both)
             for part, at in (("support", 0), ("query", 2)):
-                self._check(learner, f"task {i}: {part}_y", *sets[at : at + 2], seen[at + 1])
+                x, y = sets[at : at + 2]
+                self._check(learner, f"task {i}: {part}_y", x, y, seen[at + 1])
         parts = y.dim() - 1 if classes else 0
         if self._loss is None or (classes and not parts):
             return learner  # its own metrics fit

@@ -67,7 +67,9 @@ class Collectives:
         backend = dist.get_default_backend_for_device(device)
         if backend != "gloo":
             with self._liveness.guard():
-                self._between_devices = dist.new_group(backend=backend, timeout=FOR_EVER)
+                made = dist.new_group(backend=backend, timeout=FOR_EVER)
+            assert isinstance(made, dist.ProcessGroup)
+            self._between_devices = made
             self.together(dist.all_reduce, torch.zeros(1, device=device))
 
     def together(

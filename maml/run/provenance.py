@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-
 from datasets import accelerator
 from maml.config import Config, registry
 

@@ -7,6 +7,7 @@ own install it: those of `tests.device.test_device`, and the program by ``python
 import hashlib
 import os
 import subprocess
+import sys
 import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,10 +42,13 @@ def compiled() -> Path:
 
 
 def install() -> None:
-    """Make two devices, ``pretended:0`` and ``pretended:1``, and the module ``torch.pretended``."""
+    """Make two devices, ``pretended:0`` and ``pretended:1``, and the module ``torch.pretended``.
+
+    With ``$PRETENDED_ALONE``, each process of a host sees one device, another one.
+    """
     torch.ops.load_library(compiled())
     torch.utils.rename_privateuse1_backend(NAME)
-    ops, devices = torch.ops.pretended, range(2)
+    ops, devices = torch.ops.pretended, range(1 if "PRETENDED_ALONE" in os.environ else 2)
 
     def index(device: Any) -> int:
         found = device if isinstance(device, int) else torch.device(device).index
@@ -73,8 +77,9 @@ def install() -> None:
 
 
 def _uuid(index: int) -> str:
-    """Return what tells devices apart: ``$PRETENDED_DEVICE`` says which one a process sees."""
-    return os.environ.get("PRETENDED_DEVICE", str(index))
+    """Return what tells a host's devices apart."""
+    alone = "PRETENDED_ALONE" in os.environ
+    return os.environ.get("LOCAL_RANK", "0") if alone else str(index)
 
 
 def launches() -> int:
@@ -102,11 +107,15 @@ def forget() -> None:
 _STREAM = ThreadPoolExecutor(1, "collectives")
 
 
-class _Done(dist._Work):  # type: ignore[misc]
+class Done(dist._Work):  # type: ignore[misc]
+    """A collective that was launched: its stream waits for it, and the host does not."""
+
     def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
         return True
 
     def is_completed(self) -> bool:
+        """Return whether it was launched."""
         return True
 
 
@@ -116,6 +125,7 @@ class Group(dist.ProcessGroup):
     def __init__(self, gloo: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._gloo = gloo
+        print(f"pccl: rank {rank} of {size}", file=sys.stderr, flush=True)
 
     def getBackendName(self) -> str:
         """Return the name that it is registered by."""
@@ -129,7 +139,7 @@ class Group(dist.ProcessGroup):
         """Send the tensors of one process."""
         return self._later(tensors, lambda hosts: self._gloo.broadcast(hosts, options))
 
-    def _later(self, tensors: list[torch.Tensor], collective: Callable[..., Any]) -> _Done:
+    def _later(self, tensors: list[torch.Tensor], collective: Callable[..., Any]) -> Done:
         if any(tensor.device.type != NAME for tensor in tensors):
             raise RuntimeError("No backend type associated with device type cpu")
         ops = torch.ops.pretended
@@ -141,7 +151,7 @@ class Group(dist.ProcessGroup):
             ops.fly(-1)
 
         _STREAM.submit(work)
-        return _Done()
+        return Done()
 
 
 def _group(store: Any, rank: int, size: int, timeout: Any) -> Group:

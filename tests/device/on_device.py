@@ -1,11 +1,14 @@
 """Tests on the pretended accelerator; `tests.device.test_device` runs them in a process with it."""
 
+import math
 import re
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
@@ -22,11 +25,13 @@ from maml.execution.prefetch import Prefetch
 from maml.kernels import library as kernels
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
+from maml.processes.collectives import Collectives
 from maml.processes.setup import choose_device, init_process
 from maml.processes.world import World
+from maml.strategies.allreduce import AllReduce
 from maml.strategies.local import Local
 from maml.worker import Worker
-from tests.device import forget, launches, synchronisations
+from tests.device import Done, forget, launches, synchronisations
 from tests.library.own_networks import Tempered, Tied, Waves, dense, made, stacked
 from tests.runs import BRIEF, GLYPHS, glyphs, moved, refused, result, sinusoid, train
 
@@ -38,9 +43,7 @@ SIZES = 5, 32, 128
 
 
 def near(found: Any, expected: Any, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(
-        found, expected, rtol=tolerance, atol=tolerance, check_device=False
-    )
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, check_device=False)
 
 
 class Drawing(nn.Module):
@@ -164,20 +167,22 @@ def budget(step: Callable[[], Any], waits: int) -> int:
 
 
 def test_the_library_waits_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "HEAVY", 0)  # a CPU would compute such tasks one by one
-    found = set()
-    for n in SIZES:
+    """For all labels. No task is computed alone, however much work it is."""
+    monkeypatch.setattr(trial, "HEAVY", 0)
+    episodes = maml.episodes("glyphs", "train", queries=1, device=ONE)
+
+    def launched(n: int) -> int:
         learner = maml.MAML(convolutions(), inner_lr=0.1, inner_steps=2).to(ONE)
-        episodes = maml.episodes("glyphs", "train", queries=1, device=ONE)
         optimizer = torch.optim.Adam(learner.parameters(), lr=1e-3)
 
-        def step(n: int = n) -> None:
+        def step() -> None:
             learner(episodes.tasks(range(n))).backward()
             optimizer.step()
             optimizer.zero_grad()
 
-        found.add(budget(step, 1))
-    assert len(found) == 1
+        return budget(step, 1)
+
+    assert len({*map(launched, SIZES)}) == 1
 
 
 def test_a_meta_gradient_never_waits() -> None:
@@ -194,34 +199,79 @@ def test_a_meta_gradient_never_waits() -> None:
     def problem(params: Any) -> Problem:
         return Problem(params, loss("support"), loss("query"), lr=0.1, steps=2)
 
-    found = set()
-    for n in SIZES:
+    def launched(n: int) -> int:
         tasks = Task(*stacked(made((6,) * n))).to(ONE)
-        found.add(budget(lambda tasks=tasks: maml.meta_gradient(problem, weights, tasks), 0))
-    assert len(found) == 1
+        return budget(lambda: maml.meta_gradient(problem, weights, tasks), 0)
+
+    assert len({*map(launched, SIZES)}) == 1
 
 
-@pytest.mark.parametrize("learner", ["maml", "protonet", "mamlpp"])
+@pytest.mark.parametrize(
+    ("strategy", "learner", "waits"),
+    [
+        ("Local", "maml", 1),
+        ("Local", "protonet", 1),
+        ("Local", "mamlpp", 1),
+        ("AllReduce", "maml", 2),
+    ],
+)
 def test_the_program_waits_once_a_step(
-    learner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, learner: str, waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meta_step, counts = Local.meta_step, list[tuple[int, int]]()
+    """For the loss and the gradient's size; among processes for the signal to stop, too."""
+    of = {"Local": Local, "AllReduce": AllReduce}[strategy]
+    meta_step, counts = of.meta_step, list[tuple[int, int]]()
 
-    def counted(self: Local, *given: Any) -> Any:
+    def counted(self: Any, *given: Any) -> Any:
         counts.append((launches(), sum(synchronisations().values())))
         forget()
         return meta_step(self, *given)
 
-    monkeypatch.setattr(Local, "meta_step", counted)
+    monkeypatch.setattr(of, "meta_step", counted)
     # Another thread makes tasks ahead, in any step.
     monkeypatch.setattr(Prefetch, "guess", lambda self, ids, delay: None)
     for n in SIZES:
         sizes = {"meta_batch_size": n, "task_batch": n, "filters": 4, "log_every": 100}
-        config = glyphs(learner=learner, device="pretended:1", iterations=5, **sizes)
+        config = glyphs(
+            learner=learner, strategy=strategy.lower(), device="pretended:1", iterations=5, **sizes
+        )
         train(config, tmp_path / str(n))
     # The counts of the iteration before. The first makes the optimizer's state.
     later = {count for at in (0, 5, 10) for count in counts[at + 2 : at + 5]}
-    assert len(later) == 1 and later.pop()[1] == 1
+    assert len(later) == 1 and later.pop()[1] == waits
+
+
+@pytest.mark.parametrize("places", [[7, 7], [7, 0]], ids=["shared", "one on the CPU"])
+def test_devices_that_are_not_of_one_process_each_leave_it_to_gloo(places: list[int]) -> None:
+    group = Collectives(MagicMock())
+    group.of_all = lambda own: torch.tensor(places)[:, None]  # type: ignore[method-assign]
+    group.meet_on(ONE)  # it would raise: there is no process group
+    places[1] = 8
+    with pytest.raises(ValueError, match="process group"):
+        group.meet_on(ONE)
+
+
+def test_a_collective_that_returns_at_once_is_waited_for() -> None:
+    """Else what reads its result would wait for ever for a lost rank, unseen."""
+    liveness, tensor = MagicMock(), torch.zeros(1, device=ONE)
+    liveness.guard.return_value.__exit__.return_value = False
+    liveness.patience.side_effect = lambda: math.inf if launched else 0.0
+    group, launched = Collectives(liveness), [1]
+    group._between_devices = Mock()
+
+    def collective(tensor: Tensor, **_: Any) -> Any:
+        torch.ops.pretended.fly(1)
+        threading.Timer(0.2, lambda: launched and torch.ops.pretended.fly(-launched.pop())).start()
+        return Done()
+
+    began = time.monotonic()
+    group.together(collective, tensor)
+    assert time.monotonic() - began > 0.2
+    try:
+        with pytest.raises(RuntimeError, match="a rank was lost"):
+            group.together(collective, tensor)
+    finally:
+        torch.ops.pretended.fly(-1)
 
 
 # ---- manners

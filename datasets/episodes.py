@@ -253,7 +253,7 @@ class FewShotImages(Episodes):
         return [[names[row] for row in task] for task in self.layout(ids).classes]
 
     def on(self, device: torch.device) -> Self:
-        """See `Episodes.on`. All images move there, up to `HELD` bytes, and tasks are made there."""
+        """See `Episodes.on`. Images of up to `HELD` bytes move there, where tasks are made."""
         remade = "tasks" in vars(self)  # another function makes these tasks
         if device.type == "cpu" or remade or self.images.nbytes > HELD:
             return super().on(device)

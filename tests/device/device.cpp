@@ -176,6 +176,7 @@ Tensor as_host(const Tensor& t) {  // the same memory
   return seen;
 }
 Tensor copied(const Tensor& from, const Tensor& to, bool non_blocking) {
+  if (from.numel() == 0) return to;
   if (on(from) && on(to)) count("copy on the device");
   else if (on(to)) count(non_blocking && is_pinned(from.data_ptr()) ? "copy to the device" : "sync: a copy to the device");
   else count(non_blocking && is_pinned(to.data_ptr()) ? "copy to the host" : "sync: a copy to the host");

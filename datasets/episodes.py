@@ -78,7 +78,9 @@ class Episodes(ABC):
         return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
 
     def on(self, device: torch.device) -> Self:
-        """Return a copy of these episodes whose tasks are on ``device``, with the same bits."""
+        """Return these episodes with tasks on ``device``, of the same bits."""
+        if device.type == "cpu":
+            return self
         make = self.tasks
         return self.remade(lambda ids: accelerator.sent(make(ids), device))
 

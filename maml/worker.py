@@ -114,9 +114,8 @@ class Worker:
         )
         # Open here, so that bad data is found before this process waits for other workers.
         if trains:
-            training = training or self.learner.open_tasks("train")
-            self.training = training if device.type == "cpu" else training.on(device)
-            self._ahead = Prefetch(self.training.tasks)
+            self.training = training or self.learner.open_tasks("train")
+            self._ahead = Prefetch(self.training.on(device).tasks)
             self._choose_batching()
         self._threads = ThreadPoolExecutor(
             torch.get_num_threads(), "worker", initializer=accelerator.take, initargs=(device,)
@@ -134,7 +133,7 @@ class Worker:
         facts = {"learner": self._learner_facts, "network": self._network_facts}
         flag = " or ".join(f"--{kind} {of.name}" for kind, of in facts.items() if of.is_theirs)
         with self._naming_theirs():
-            some = self.training.tasks(torch.arange(LOOKED_AT))
+            some = accelerator.sent(self.training.tasks(torch.arange(LOOKED_AT)), self.device)
             params = {n: p.to(self.device) for n, p in self.learner.meta_parameters().items()}
             self.learner.batching = "tasks"
             phase = self.learner.last_phase
@@ -189,8 +188,11 @@ class Worker:
     @functools.cache  # noqa: B019 — a worker lives as long as its process
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
-        found = self.learner.open_tasks(split, evaluation=True)
-        return found if self.device.type == "cpu" else found.on(self.device)
+        return self.learner.open_tasks(split, evaluation=True)
+
+    @functools.cache  # noqa: B019
+    def _evaluation_here(self, split: str) -> Episodes:
+        return self.evaluation(split).on(self.device)
 
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads, as many as torch has.
@@ -322,7 +324,7 @@ class Worker:
     ) -> list[Tensor]:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         learner, batches, found = self.learner, self._batches(ids), list[Tensor]()
-        made = Prefetch(self.evaluation(split).tasks).tasks(batches)
+        made = Prefetch(self._evaluation_here(split).tasks).tasks(batches)
         with one_by_one.at_test(learner):
             for of_batch, tasks in zip(batches, made, strict=True):
                 where = addresses(learner, split, of_batch)

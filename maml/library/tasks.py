@@ -125,7 +125,7 @@ def episodes(
             found = open_episodes(data, split, data_root=data_root, **task, **options)
         else:
             found = _at_hand(data, task, options)
-        return Tasks(found if place.type == "cpu" else found.on(place))
+        return Tasks(found.on(place))
     except DataError as error:
         given = {"data", "data_root", "split", *task, *options, *(known or ())}
         raise UserError(in_words_of_the_library(str(error), given)) from error

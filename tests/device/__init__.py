@@ -84,7 +84,7 @@ def _uuid(index: int) -> str:
 
 def launches() -> int:
     """Return how many operations the device has been given since `forget`."""
-    return sum(n for name, n in counts().items() if name.startswith("aten"))
+    return sum(n for name, n in counts().items() if name.startswith(("aten", "copy on")))
 
 
 def synchronisations() -> dict[str, int]:

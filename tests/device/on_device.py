@@ -207,16 +207,18 @@ def test_a_meta_gradient_never_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "learner", "waits"),
+    ("strategy", "preset", "sizes"),
     [
-        ("Local", "maml", 1),
-        ("Local", "protonet", 1),
-        ("Local", "mamlpp", 1),
-        ("AllReduce", "maml", 2),
+        *(("Local", preset, (4, 9)) for preset in LEARNERS[1:]),
+        *((strategy, LEARNERS[0], SIZES) for strategy in ("Local", "AllReduce")),
     ],
 )
 def test_the_program_waits_once_a_step(
-    strategy: str, learner: str, waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str,
+    preset: str,
+    sizes: tuple[int, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """For the loss and the gradient's size; among processes for the signal to stop, too."""
     of = {"Local": Local, "AllReduce": AllReduce}[strategy]
@@ -230,15 +232,16 @@ def test_the_program_waits_once_a_step(
     monkeypatch.setattr(of, "meta_step", counted)
     # Another thread makes tasks ahead, in any step.
     monkeypatch.setattr(Prefetch, "guess", lambda self, ids, delay: None)
-    for n in SIZES:
-        sizes = {"meta_batch_size": n, "task_batch": n, "filters": 4, "log_every": 100}
-        config = glyphs(
-            learner=learner, strategy=strategy.lower(), device="pretended:1", iterations=5, **sizes
-        )
+    of_device = {"strategy": strategy.lower(), "device": "pretended:1", "iterations": 4}
+    of_device |= {"inner_batch": 1} if "reptile" in preset else {}
+    for n in sizes:
+        more = {"meta_batch_size": n, "task_batch": n, "filters": 4, "log_every": 100}
+        config = with_values(PRESETS[preset], **BRIEF | GLYPHS | of_device | more)
         train(config, tmp_path / str(n))
-    # The counts of the iteration before. The first makes the optimizer's state.
-    later = {count for at in (0, 5, 10) for count in counts[at + 2 : at + 5]}
-    assert len(later) == 1 and later.pop()[1] == waits
+    # The counts of the step before. The first makes the optimizer's state.
+    later = {count for i, count in enumerate(counts) if i % 4 > 1}
+    assert len(later) == 1
+    assert later.pop()[1] == (1 if strategy == "Local" else 2)
 
 
 @pytest.mark.parametrize("places", [[7, 7], [7, 0]], ids=["shared", "one on the CPU"])

@@ -293,8 +293,9 @@ class FewShotImages(Episodes):
     def _labelled(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return uint8 ``[B, N, n, H, W(, 3)]`` as class-major examples, with their labels."""
         batch, ways, n, *image = pixels.shape
-        labels = torch.arange(ways, device=pixels.device).view(1, ways, 1).expand(batch, ways, n)
-        return scaled(pixels.reshape(batch, ways * n, *image), self.dtype), labels.flatten(1)
+        labels = torch.arange(ways, device=pixels.device)[:, None].expand(ways, n).reshape(-1)
+        labels = labels.repeat(batch, 1)
+        return scaled(pixels.reshape(batch, ways * n, *image), self.dtype), labels
 
 
 def scaled(pixels: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,8 @@
 """This machine's accelerator, as CUDA's GPUs: the one place that knows its kind.
 
-Torch names it (`torch.accelerator`), so no kind is left out, nor one that torch was told of.
+Torch names it (`torch.accelerator`), so no kind is left out, nor one that torch was told of. But
+random draws have addresses, so we take only what can seed a generator for each device. Apple's
+cannot (torch 2.15).
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ from torch.utils import _pytree as pytree
 def kind() -> str | None:
     """Return the kind of the accelerator, as "cuda"; None if none is usable."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else found.type
+    seeds = found is not None and hasattr(torch.get_device_module(found), "manual_seed_all")
+    return found.type if found is not None and seeds else None
 
 
 def name() -> str | None:

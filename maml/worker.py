@@ -96,6 +96,7 @@ class Worker:
         self.device = device
         # Before the first operation: libraries make their contexts on the current device.
         accelerator.take(device)
+        accelerator.exactly()
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._learner_facts = registry.learner(config.learner)
         self._network_facts = registry.network(config.network)

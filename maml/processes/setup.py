@@ -27,7 +27,7 @@ UPSTREAM = (
 
 
 def init_process(config: Config, world: World) -> None:
-    """Set title, warnings, exactness, threads and the global generators of this process.
+    """Set title, warnings, computing threads and the global generators of this process.
 
     The generators are seeded by *global* rank, so that no two processes of a run share a stream.
     No result depends on them: draws that matter for a result have their own seed addresses.
@@ -37,7 +37,6 @@ def init_process(config: Config, world: World) -> None:
     for message in UPSTREAM:
         warnings.filterwarnings("ignore", message=message)
     setproctitle.setproctitle(f"maml[{world.rank}/{world.size}] {config.preset}")
-    accelerator.exactly()
     threads = config.threads
     if (threads is None and "OMP_NUM_THREADS" not in os.environ) or world.launched:
         # torchrun sets OMP_NUM_THREADS=1 on every machine. Divide the machine's cores instead.

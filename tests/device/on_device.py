@@ -26,7 +26,7 @@ from maml.kernels import library as kernels
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
 from maml.processes.collectives import Collectives
-from maml.processes.setup import choose_device, init_process
+from maml.processes.setup import choose_device
 from maml.processes.world import World
 from maml.strategies.allreduce import AllReduce
 from maml.strategies.local import Local
@@ -323,7 +323,7 @@ def test_a_network_that_moves_compiles_no_kernels(monkeypatch: pytest.MonkeyPatc
     worker.share(worker.learner.meta_parameters(), torch.arange(2), worker.learner)
 
 
-def test_the_choice_of_a_device() -> None:
+def test_the_choice_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(name: str, local_rank: int = 0) -> torch.device:
         world = World(local_rank, 4, local_rank, 4, launched=True)
         return choose_device(with_values(PRESETS["maml-glyphs-5way-1shot"], device=name), world)
@@ -332,6 +332,9 @@ def test_the_choice_of_a_device() -> None:
     assert (chosen("cpu"), chosen("pretended:1"), chosen("pretended", 1)) == (CPU, ONE, ONE)
     assert refused(chosen, "pretended:2") == "--device pretended:2: there are only 2 GPUs"
     assert "not on this machine: its accelerator is pretended" in refused(chosen, "cuda:0")
+    monkeypatch.delattr(torch.get_device_module(), "manual_seed_all")  # as Apple's
+    assert chosen("auto") == CPU and "it has no usable GPU" in refused(chosen, "pretended")
+    maml.MAML(Drawing().double(), inner_lr=0.1)(stacked(made()))
 
 
 def test_one_rule_of_exactness() -> None:
@@ -341,5 +344,5 @@ def test_one_rule_of_exactness() -> None:
     learner = maml.MAML(dense(), inner_lr=0.1).to(ONE)
     learner(Task(*stacked(made())).to(ONE))
     assert (cudnn.allow_tf32, cudnn.deterministic) == (True, False)
-    init_process(sinusoid(), World(0, 1, 0, 1, launched=False))
+    Worker(sinusoid(), ONE, trains=False)
     assert (cudnn.allow_tf32, cudnn.deterministic) == (False, True)

@@ -22,6 +22,7 @@ from datasets.tasks import Task
 from maml.config.presets import PRESETS, with_values
 from maml.execution import trial
 from maml.execution.prefetch import Prefetch
+from maml.execution.threads import spread
 from maml.kernels import library as kernels
 from maml.metagradient.problem import Problem
 from maml.networks.conv4 import Conv4
@@ -134,6 +135,16 @@ def test_runs_go_on_from_one_device_to_another(tmp_path: Path) -> None:
             train(config, folder / first, iterations=2, device=first)
             near(train(config, folder / first, device=second)["model"], whole["model"], tolerance)
             near(result(folder / first)["loss"], result(folder / "whole")["loss"], tolerance)
+
+
+def test_tasks_share_a_device_so_one_thread_computes_them() -> None:
+    torch.set_num_threads(2)
+    names = spread(
+        nn.Linear(2, 2),
+        lambda own, item: threading.current_thread().name,
+        [torch.ones(1).to(ONE)] * 4,
+    )
+    assert {*names} == {"MainThread"}
 
 
 @pytest.mark.parametrize(("size", "rotate"), [((9, 9), True), ((9, 8, 3), False)])

@@ -37,7 +37,7 @@ calls = 0
 
 
 def _of_all(doing: int, made_of: dict[str, str], numbers: list[int]) -> Tensor:
-    """Return the four numbers of all processes ``[ranks, 4]``, which must do the same now.
+    """Return the five numbers of all processes ``[ranks, 5]``, which must do the same now.
 
     ``doing``: an index of `DOING`.
 
@@ -73,7 +73,7 @@ def same_everywhere(made_of: Callable[[], dict[str, str]], learner: Learner, los
     if group is None:
         return
     tensors = held(learner, loss)
-    _of_all(0, made_of() | forms(tensors), [0] * 4)
+    _of_all(0, made_of() | forms(tensors), [0] * 5)
     modules = [part for _, part in parts(learner, loss)]
     for part, values in zip(modules, group.from_rank(0, [*map(_plain, modules)]), strict=True):
         vars(part).update(values)
@@ -122,20 +122,23 @@ def draw_number() -> int:
     return int(torch.randint(2**62, (), device="cpu"))
 
 
-def _digest(tasks: list[Task]) -> Tensor:
-    """Return a checksum ``[1]`` int64 of tasks: of forms, values and order, made on their device.
-
-    It is as quick as `torch.hash_tensor`, which sees no order.
-    """
-    words, form = dict[torch.dtype, list[Tensor]](), 0
+def _digest(tasks: list[Task], device: torch.device) -> Tensor:
+    """Return a checksum ``[1]`` int64 of tasks, on ``device``: of forms, values and their order."""
+    words, seen = dict[torch.dtype, list[Tensor]](), 0
     for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
-        text = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
-        form = zlib.crc32(text.encode(), form)
+        form = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
+        seen = zlib.crc32(form.encode(), seen)
         whole = in_reals(tensor.detach()).reshape(-1)
+        if whole.is_cpu:  # many times as quick as sums
+            seen = zlib.crc32(whole.view(torch.uint8).numpy().data, seen)
+            continue
         whole = whole.view(_WORDS[whole.element_size()])
         words.setdefault(whole.dtype, []).append(whole)
-    of_each = [_sum_in_order(torch.cat(some)) for some in words.values()]
-    return _sum_in_order(torch.stack(of_each))[None] + form
+    found = torch.zeros(1, dtype=torch.int64, device=device) + seen
+    if words:
+        sums = [_sum_in_order(torch.cat(some)) for some in words.values()]
+        found += _sum_in_order(torch.stack(sums)).to(device)
+    return found
 
 
 def _sum_in_order(words: Tensor) -> Tensor:
@@ -169,9 +172,10 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
     # Weights, because the sum alone sees no order.
     weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
     size = torch.stack([weighted, flat.norm()]).view(torch.int64)
-    numbers = torch.cat([_digest(tasks), size]).tolist()  # one wait for a device
-    of_all = _of_all(1, made_of(), [drawn, *numbers])
-    sizes = of_all[:, 2:].contiguous().view(torch.float64)
+    numbers = torch.cat([_digest(tasks, flat.device), size]).tolist()  # one wait for a device
+    kind = zlib.crc32(flat.device.type.encode())  # each has a checksum of its own
+    of_all = _of_all(1, made_of(), [drawn, *numbers, kind])
+    sizes = of_all[:, 2:4].contiguous().view(torch.float64)
     near = ROUNDING * float(sizes[0, 1].nan_to_num())
     for rank, there in enumerate(sizes[:, 0]):
         if not torch.isclose(sizes[0, 0], there, rtol=0, atol=near, equal_nan=True):
@@ -180,7 +184,7 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
                 "before maml.MAML(…), which gives all processes rank 0's; later, load states and "
                 "take an optimizer's steps on every rank alike"
             )
-        if of_all[rank, 1] != of_all[0, 1]:
+        if of_all[rank, 1] != of_all[0, 1] and of_all[rank, 4] == of_all[0, 4]:
             raise UserError(
                 f"the tasks of rank {rank} are not those of rank 0: under maml.distributed(), give "
                 "every process the same tasks in the same order, by the same seed and without a "

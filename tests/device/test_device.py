@@ -60,7 +60,7 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
     """Each rank on a device of its own: the gradients go from device to device."""
     script = tmp_path / "own.py"
     script.write_text(
-        "import sys, torch, maml\n"
+        "import pytest, torch, maml\n"
         "from tests.device import forget, synchronisations\n"
         "from tests.library.own_networks import dense, made, stacked\n"
         "def trained(learner, place):\n"
@@ -83,6 +83,10 @@ def test_a_loop_of_ones_own(tmp_path: Path) -> None:
         # Its labels, and what tells that all have the same tasks.
         "assert waits == [0, 2]\n"
         "torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)\n"
+        "x, *parts = [part.to(f'pretended:{rank}') for part in stacked(made())]\n"
+        "for other in (x.flip(0) if rank else x, x + 1e-12 * rank):\n"
+        "    with pytest.raises(maml.UserError, match='the tasks of rank 1 are not those'):\n"
+        "        learner((other, *parts))\n"
     )
     done = run([*torchrun(2, [*ON_DEVICE, str(script)])], 120, env=ENV)
     assert done.stderr.count("pccl: rank") == 2

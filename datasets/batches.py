@@ -98,7 +98,9 @@ class Batches(Episodes):
     def _take(self, examples: Examples, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return images and labels at ``places [B, E]``."""
         pixels = np.asarray(examples.images[examples.rows[places]])
-        return scaled(pixels, self.dtype), torch.from_numpy(examples.labels[places])
+        return scaled(torch.from_numpy(pixels), self.dtype), torch.from_numpy(
+            examples.labels[places]
+        )
 
 
 PLACES = {"train": range(0, 14), "validation": range(14, 16), "test": range(16, 20)}

@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from datasets import addresses
+from datasets import accelerator, addresses
 from datasets.errors import DataError
 from datasets.tasks import Task
 from datasets.words import counted
 
 SPLITS = ("train", "validation", "test")
+
+HELD = 2**32
+"""Bytes of images that may stay on a device."""
 
 
 def check_counts(**counts: int) -> None:
@@ -73,6 +76,13 @@ class Episodes(ABC):
     def keys(self, ids: Tensor, purpose: str, seed: int) -> addresses.Keys:
         """Return the keys of the draws for the tasks with these ids: uint64 ``[B]``."""
         return addresses.keys(seed, self.split, purpose, ids.detach().cpu().numpy())
+
+    def on(self, device: torch.device) -> Self:
+        """Return these episodes with tasks on ``device``, of the same bits."""
+        if device.type == "cpu":
+            return self
+        make = self.tasks
+        return self.remade(lambda ids: accelerator.sent(make(ids), device))
 
     def remade(self, make: Callable[[Tensor], Task], **changes: Any) -> Self:
         """Return a copy of these episodes whose tasks come from ``make``, with the same ids."""
@@ -244,6 +254,27 @@ class FewShotImages(Episodes):
             return None
         return [[names[row] for row in task] for task in self.layout(ids).classes]
 
+    def on(self, device: torch.device) -> Self:
+        """See `Episodes.on`. Images of up to `HELD` bytes move there, where tasks are made."""
+        remade = "tasks" in vars(self)  # another function makes these tasks
+        if device.type == "cpu" or remade or self.images.nbytes > HELD:
+            return super().on(device)
+        images = torch.from_numpy(np.array(self.images)).to(device)
+
+        def tasks(ids: Tensor) -> Task:
+            layout = self.layout(ids)
+            rows = accelerator.sent(torch.from_numpy(layout.images), device)
+            pixels = images.index_select(0, rows.view(-1)).view(*rows.shape, *images.shape[1:])
+            turned = pixels
+            for turns in (1, 2, 3) if self.rotate else ():
+                # No mask as an index: the host would wait for the number of rows.
+                places = accelerator.sent(torch.from_numpy(layout.quarter_turns == turns), device)
+                there = places.view(*places.shape, *[1] * (pixels.dim() - 2))
+                turned = torch.where(there, torch.rot90(pixels, turns, (3, 4)), turned)
+            return self._task(turned)
+
+        return self.remade(tasks)
+
     def tasks(self, ids: Tensor) -> Task:
         """Return tasks with these ids (int64 ``[B]``): images ``[B, N*K, C, H, W]`` in [0, 1]."""
         layout = self.layout(ids)
@@ -252,17 +283,22 @@ class FewShotImages(Episodes):
             for turns in (1, 2, 3):
                 turned = layout.quarter_turns == turns
                 pixels[turned] = np.rot90(pixels[turned], turns, axes=(2, 3))
+        return self._task(torch.from_numpy(pixels))
+
+    def _task(self, pixels: Tensor) -> Task:
+        """Return the tasks of images, uint8 ``[B, N, K+Q, H, W(, 3)]``."""
         parts = pixels[:, :, : self.shots], pixels[:, :, self.shots :]
         return Task(*itertools.chain.from_iterable(map(self._labelled, parts)))
 
-    def _labelled(self, pixels: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+    def _labelled(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Return uint8 ``[B, N, n, H, W(, 3)]`` as class-major examples, with their labels."""
         batch, ways, n, *image = pixels.shape
-        labels = torch.arange(ways).repeat_interleave(n).repeat(batch, 1)
+        labels = torch.arange(ways, device=pixels.device)[:, None].expand(ways, n).reshape(-1)
+        labels = labels.repeat(batch, 1)
         return scaled(pixels.reshape(batch, ways * n, *image), self.dtype), labels
 
 
-def scaled(pixels: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
+def scaled(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert uint8 ``[B, E, H, W(, 3)]`` to ``dtype [B, E, C, H, W]`` in [0, 1]."""
-    first = np.moveaxis(pixels, -1, 2) if pixels.ndim == 5 else pixels[:, :, None]
-    return torch.from_numpy(np.ascontiguousarray(first)).to(dtype).div_(255)
+    first = pixels.movedim(-1, 2) if pixels.dim() == 5 else pixels[:, :, None]
+    return first.contiguous().to(dtype).div_(255)

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     if workers is None:
         import torch
 
-        workers = torch.cuda.device_count() or len(os.sched_getaffinity(0))
+        workers = torch.accelerator.device_count() or len(os.sched_getaffinity(0))
     # As torchrun does. The program itself divides the cores among its workers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signals: list[int] = []

@@ -15,6 +15,7 @@ from typing import get_args
 from maml.processes.program import run_program  # before torch
 
 # isort: split
+from datasets import accelerator
 from datasets.folder import list_images
 from datasets.image_files import shown
 from datasets.words import counted
@@ -27,6 +28,7 @@ from maml.library.model import load
 def main(arguments: list[str]) -> int:
     """Adapt to the support folder, and print a line for each image of the query folder."""
     options = _parse(arguments)
+    accelerator.exactly()
     model = load(options.run_dir, options.iteration, options.device, trust=options.trust)
     if model.image_shape is None or not model.learner.contents.pixels:
         raise UserError(f"a model of --data {model.config.data} takes no pictures")

@@ -104,19 +104,19 @@ class Trainer:
 
     def _step(self, share: Share, ids: Tensor, began: float, bar: Any) -> None:
         """Take the outer step along the gradient of ``share``; write a row of metrics if due."""
-        run, loss = self.state, float(share.totals[0]) / share.n_tasks
+        run = self.state
 
         def warn(line: str) -> None:
             bar.write(f"warning: {line}", file=sys.stderr)
 
         try:
-            run.step(share, loss)
+            loss = run.step(share)
             took = time.perf_counter() - began
             self.guard.look(loss, warn)
             run.count(share, took)
         except NotFiniteError as error:
             took = time.perf_counter() - began
-            self.guard.refuse(loss, str(error), run.strategy.tasks_of_step(ids), warn)
+            self.guard.refuse(error.loss, str(error), run.strategy.tasks_of_step(ids), warn)
             run.count(None, took)
         bar.update()
         if run.is_due(run.config.log_every) or run.iteration == run.config.iterations:

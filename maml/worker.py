@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from datasets import accelerator
 from datasets.episodes import Episodes
 from datasets.tasks import Task
 from maml.config import Config, registry
@@ -90,11 +91,9 @@ class Worker:
         """Build the learner; if it ``trains``, open the training episodes, unless given."""
         self.config = config
         self.device = device
-        if device.type == "cuda":
-            # Before the first operation: libraries make their contexts on the current device.
-            torch.cuda.set_device(device)
-            # Torch's own default is True, which computes convolutions in TF32.
-            torch.backends.cudnn.allow_tf32 = False
+        # Before the first operation: libraries make their contexts on the current device.
+        accelerator.take(device)
+        accelerator.exactly()
         self.dtype: torch.dtype = getattr(torch, config.dtype)
         self._learner_facts = registry.learner(config.learner)
         self._network_facts = registry.network(config.network)
@@ -114,9 +113,11 @@ class Worker:
         # Open here, so that bad data is found before this process waits for other workers.
         if trains:
             self.training = training or self.learner.open_tasks("train")
-            self._ahead = Prefetch(self.training.tasks)
+            self._ahead = Prefetch(self.training.on(device).tasks)
             self._plan()
-        self._threads = ThreadPoolExecutor(torch.get_num_threads(), thread_name_prefix="worker")
+        self._threads = ThreadPoolExecutor(
+            torch.get_num_threads(), "worker", initializer=accelerator.take, initargs=(device,)
+        )
 
     def _plan(self) -> None:
         """Decide how tasks are computed: `maml.metagradient.plan`; ``--batching`` may ask for it.
@@ -137,7 +138,7 @@ class Worker:
         facts = {"learner": self._learner_facts, "network": self._network_facts}
         flag = " or ".join(f"--{kind} {of.name}" for kind, of in facts.items() if of.is_theirs)
         with self._naming_theirs():
-            some = self._on_device(self.training.tasks(torch.arange(LOOKED_AT)))
+            some = accelerator.sent(self.training.tasks(torch.arange(LOOKED_AT)), self.device)
             params = self._here(learner.meta_parameters())
             learner.plan = Plan("tasks", shares=False)
             made = learner.materialise(params, some, phase)
@@ -171,6 +172,10 @@ class Worker:
     def evaluation(self, split: str) -> Episodes:
         """Return the tasks of ``split`` that the learner is evaluated on."""
         return self.learner.open_tasks(split, evaluation=True)
+
+    @functools.cache  # noqa: B019
+    def _evaluation_here(self, split: str) -> Episodes:
+        return self.evaluation(split).on(self.device)
 
     def on_own_thread(self, compute: Callable[[], T]) -> T:
         """Return ``compute()``, run on one of the worker's own threads, as many as torch has.
@@ -224,7 +229,7 @@ class Worker:
         return share
 
     def training_tasks(self, ids: Tensor) -> Iterator[Batch]:
-        """Yield the training tasks ``ids`` in batches of a bounded size, on the CPU."""
+        """Yield the training tasks ``ids`` in batches of a bounded size."""
         learner, size, batches = self.learner, self.config.meta_batch_size, []
         for phase, run in itertools.groupby(ids.tolist(), lambda id: learner.phase(id // size)):
             batches += [(phase, batch) for batch in self._batches(torch.tensor(list(run)))]
@@ -241,7 +246,9 @@ class Worker:
         n_tasks = 0
         for phase, tasks, ids in self.stopwatch.following("sampling", batches):
             with self.stopwatch.spent_on("sampling"):
-                made = self._materialised(params, self._on_device(tasks), ids, learner, phase)
+                made = self._materialised(
+                    params, accelerator.sent(tasks, self.device), ids, learner, phase
+                )
             with self.stopwatch.spent_on("computing"):
                 # Only the last phase's function is compiled: a long training ends in it.
                 call = self.compiled if phase == learner.last_phase else None
@@ -300,9 +307,9 @@ class Worker:
     ) -> list[Tensor]:
         """Return ``of(learner, tasks)`` for batches of the tasks ``ids`` of a split, in order."""
         learner, batches, found = self.learner, self._batches(ids), list[Tensor]()
-        made = Prefetch(self.evaluation(split).tasks).tasks(batches)
+        made = Prefetch(self._evaluation_here(split).tasks).tasks(batches)
         with engine.at_test(learner):
-            for of_batch, tasks in zip(batches, map(self._on_device, made), strict=True):
+            for of_batch, tasks in zip(batches, made, strict=True):
                 where = addresses(learner, split, of_batch)
                 found += engine.found_in(learner, of, tasks, where)
         return found
@@ -310,10 +317,3 @@ class Worker:
     def _batches(self, ids: Tensor) -> list[Tensor]:
         """Split ids into batches of at most ``--task-batch`` tasks, to bound the memory."""
         return [batch for batch in ids.split(self.config.task_batch) if len(batch)]
-
-    def _on_device(self, tasks: Any) -> Any:
-        if self.device.type == "cpu":
-            return tasks
-        # From pinned memory, the copy overlaps with the computation.
-        tasks = pytree.tree_map(torch.Tensor.pin_memory, tasks)
-        return pytree.tree_map(lambda part: part.to(self.device, non_blocking=True), tasks)

@@ -97,11 +97,10 @@ def _as_found() -> Iterator[None]:
     """Put back what a run in this process changes."""
     # The tensors are too small for several threads, and other tests' subprocesses need cores too.
     torch.set_num_threads(1)
-    float32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    exact = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield
-    torch.set_float32_matmul_precision(float32[0])
-    torch.backends.cudnn.allow_tf32 = float32[1]
+    torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = exact
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

@@ -30,7 +30,7 @@ class Distribution:
     task_batch: int = flag(32, HOST, least=1)
     """Tasks that a worker batches; bounds memory, changes no result."""
     device: str = flag("auto", HOST)
-    """cpu, cuda, cuda:N, or auto: a GPU where there is one, by local rank."""
+    """cpu, cuda, cuda:N (or another accelerator of torch), or auto: a GPU if any, by local rank."""
 
     # Of allreduce.
     check_every: int = flag(100, WAY, least=0)

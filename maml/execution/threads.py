@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils import _pytree as pytree
 
 from maml.execution.copies import closed_copy, own_hooks
 
@@ -49,7 +50,9 @@ def spread(
     """
     # Autocast and the default device are settings of the calling thread only. Tasks on a GPU would
     # share it, so one thread computes them.
-    devices = {torch.get_default_device().type, *(p.device.type for p in owner.parameters())}
+    read = [*owner.parameters(), *pytree.tree_leaves(items[:1])]
+    devices = {torch.get_default_device().type}
+    devices |= {part.device.type for part in read if isinstance(part, Tensor)}
     several &= not alone and devices == {"cpu"} and not torch.is_autocast_enabled("cpu")
     n_threads = min(torch.get_num_threads(), len(items)) if several else 1
     with copying or contextlib.nullcontext():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -16,13 +17,16 @@ from datasets.tasks import Task
 from maml.errors import UserError, first_difference
 from maml.learners import Learner
 from maml.library.agreement import OF_TORCH, forms, held, parts
-from maml.params import ParamLayout, Params
+from maml.params import ParamLayout, Params, in_reals
 
 if TYPE_CHECKING:  # `joining` imports it, if a process is one of many
     from maml.processes.collectives import Collectives
 
 ROUNDING = 1e-4
 """The sums of the parameters may differ by this part of their norm: hosts may round differently."""
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers to look at numbers as, by their size in bytes."""
+_WIDTH = 4096
 DOING = "make", "call"
 SAME = "under maml.distributed(), make the same meta-learner on every rank"
 
@@ -33,7 +37,7 @@ calls = 0
 
 
 def _of_all(doing: int, made_of: dict[str, str], numbers: list[int]) -> Tensor:
-    """Return the four numbers of all processes ``[ranks, 4]``, which must do the same now.
+    """Return the five numbers of all processes ``[ranks, 5]``, which must do the same now.
 
     ``doing``: an index of `DOING`.
 
@@ -69,7 +73,7 @@ def same_everywhere(made_of: Callable[[], dict[str, str]], learner: Learner, los
     if group is None:
         return
     tensors = held(learner, loss)
-    _of_all(0, made_of() | forms(tensors), [0] * 4)
+    _of_all(0, made_of() | forms(tensors), [0] * 5)
     modules = [part for _, part in parts(learner, loss)]
     for part, values in zip(modules, group.from_rank(0, [*map(_plain, modules)]), strict=True):
         vars(part).update(values)
@@ -105,6 +109,8 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
     layout = ParamLayout(sums)
     flat = torch.cat([count, losses.sum()[None], *layout.parts(sums)])
     if group:
+        if not calls:  # now it is known where the parameters are
+            group.meet_on(flat.device)
         flat = group.together(dist.all_reduce, flat)
         calls += 1
     _, total, gradients = (flat / flat[0]).split([1, 1, layout.n_params])
@@ -114,6 +120,38 @@ def mean(losses: Tensor, sums: Params) -> tuple[Tensor, Params]:
 def draw_number() -> int:
     """Draw a number of 62 bits from torch's global generator."""
     return int(torch.randint(2**62, (), device="cpu"))
+
+
+def _digest(tasks: list[Task], device: torch.device) -> Tensor:
+    """Return a checksum ``[1]`` int64 of tasks, on ``device``: of forms, values and their order."""
+    words, seen = dict[torch.dtype, list[Tensor]](), 0
+    for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
+        form = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
+        seen = zlib.crc32(form.encode(), seen)
+        whole = in_reals(tensor.detach()).reshape(-1)
+        if whole.is_cpu:  # many times as quick as sums
+            seen = zlib.crc32(whole.view(torch.uint8).numpy().data, seen)
+            continue
+        whole = whole.view(_WORDS[whole.element_size()])
+        words.setdefault(whole.dtype, []).append(whole)
+    found = torch.zeros(1, dtype=torch.int64, device=device) + seen
+    if words:
+        sums = [_sum_in_order(torch.cat(some)) for some in words.values()]
+        found += _sum_in_order(torch.stack(sums)).to(device)
+    return found
+
+
+def _sum_in_order(words: Tensor) -> Tensor:
+    """Return a number, int64, of integers ``[n]``; it differs in another order."""
+    rows = F.pad(words, (0, -len(words) % _WIDTH)).view(-1, _WIDTH)
+    of_rows = (rows * _weights(_WIDTH, words.device)).sum(1)
+    return (of_rows * _weights(len(rows), words.device)).sum()
+
+
+def _weights(n: int, device: torch.device) -> Tensor:
+    """Return ``n`` numbers of all 64 bits, without a pattern that sums of images may share."""
+    mixed = torch.arange(1, n + 1, device=device) * 0x1E3779B97F4A7C15
+    return (mixed ^ (mixed >> 29)) * 0x3F58476D1CE4E5B9
 
 
 def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[str, str]]) -> int:
@@ -130,19 +168,14 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
     torch.set_rng_state(before)
     if group is None:
         return drawn
-    # A checksum, as quick as `torch.hash_tensor`, which sees no order.
-    digest = 0
-    for path, tensor in pytree.tree_flatten_with_path(tasks)[0]:
-        form = f"{pytree.keystr(path)} {tensor.dtype} {[*tensor.shape]}"
-        digest = zlib.crc32(form.encode(), digest)
-        raw = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        digest = zlib.crc32(raw.numpy().data, digest)
     flat = torch.cat([p.detach().reshape(-1).double() for p in params.values()])
     # Weights, because the sum alone sees no order.
     weighted = flat @ torch.linspace(1, 2, len(flat), dtype=flat.dtype, device=flat.device)
-    size = torch.stack([weighted, flat.norm()]).cpu().view(torch.int64).tolist()
-    of_all = _of_all(1, made_of(), [drawn, digest, *size])
-    sizes = of_all[:, 2:].contiguous().view(torch.float64)
+    size = torch.stack([weighted, flat.norm()]).view(torch.int64)
+    numbers = torch.cat([_digest(tasks, flat.device), size]).tolist()  # one wait for a device
+    kind = zlib.crc32(flat.device.type.encode())  # each has a checksum of its own
+    of_all = _of_all(1, made_of(), [drawn, *numbers, kind])
+    sizes = of_all[:, 2:4].contiguous().view(torch.float64)
     near = ROUNDING * float(sizes[0, 1].nan_to_num())
     for rank, there in enumerate(sizes[:, 0]):
         if not torch.isclose(sizes[0, 0], there, rtol=0, atol=near, equal_nan=True):
@@ -151,7 +184,7 @@ def same_number(tasks: list[Task], params: Params, made_of: Callable[[], dict[st
                 "before maml.MAML(…), which gives all processes rank 0's; later, load states and "
                 "take an optimizer's steps on every rank alike"
             )
-        if of_all[rank, 1] != of_all[0, 1]:
+        if of_all[rank, 1] != of_all[0, 1] and of_all[rank, 4] == of_all[0, 4]:
             raise UserError(
                 f"the tasks of rank {rank} are not those of rank 0: under maml.distributed(), give "
                 "every process the same tasks in the same order, by the same seed and without a "

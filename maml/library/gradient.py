@@ -110,8 +110,7 @@ def _plan(
         if not tells:
             return Plan("tasks")
         some = pytree.tree_map(lambda tensor: tensor[:TRIED], tasks)
-        on_cpu = all(tensor.device.type == "cpu" for tensor in meta_params.values())
-        return decide(state, meta_params, some, way, code=state, weigh=on_cpu)
+        return decide(state, meta_params, some, way, code=state, weigh=True)
 
     plan = _PLANS.of(key, decided, tells=tells)
     if plan.shares and key != any_count:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from datasets import accelerator
 from datasets.image_files import Decoder, as_in, shown
 from datasets.tasks import Task
 from datasets.whole import regular
@@ -320,6 +321,16 @@ def _named(task: Task) -> Iterator[tuple[str, Tensor]]:
             continue
         for path, tensor in pytree.tree_flatten_with_path(part)[0]:
             yield field + pytree.keystr(path), tensor
+
+
+def with_labels_here(tasks: Sequence[Task]) -> list[Task]:
+    """Return tasks whose integer targets are on the CPU, to be looked at; one copy brings all."""
+    every = [y for task in tasks for y in (task.support_y, task.query_y)]
+    whole = [i for i, y in enumerate(every) if isinstance(y, Tensor) and not y.is_floating_point()]
+    for i, y in zip(whole, accelerator.read([every[i] for i in whole]), strict=True):
+        every[i] = y
+    sets = zip(tasks, every[::2], every[1::2], strict=True)
+    return [task._replace(support_y=support, query_y=query) for task, support, query in sets]
 
 
 def ways_of(i: int, task: Task) -> int:

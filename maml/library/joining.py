@@ -23,7 +23,18 @@ from maml.processes.world import World
 
 
 class OfLoop(Collectives):
-    """The collectives of a user's loop: a call that waits for a lost rank raises an error."""
+    """The collectives of a user's loop: a call that waits for a lost rank raises an error.
+
+    Attributes:
+        theirs: Whether the user has initialised the process group, which serves as it is.
+    """
+
+    theirs = False
+
+    def meet_on(self, device: torch.device) -> None:
+        """See `Collectives.meet_on`."""
+        if not self.theirs:
+            super().meet_on(device)
 
     def together(self, *given: Any, **how: Any) -> Tensor:
         """Return what a collective makes of a tensor; see `Collectives.together`."""
@@ -68,10 +79,11 @@ def distributed(timeout: float = 300.0) -> int:
     limit = f"timeout={timeout:g}"
     watch = Liveness(world, timeout, StopRequest(), limit=limit, ends=False)
     group = OfLoop(watch)
+    group.theirs = initialised
     watch.watch()
     if not initialised:
         with watch.guard():
-            group.join("gloo")
+            group.join()
     # The threads of a group of ours may else still run when the process ends.
     atexit.register(_leave, watch, destroys=not initialised)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // on_host))

@@ -24,8 +24,10 @@ class Labels:
         self._told_apart: dict[tuple[int, int], int] = {}
         self._accepted = set[tuple[int, ...]]()
 
-    def measuring(self, learner: Learner, tasks: list[Task]) -> Learner:
+    def measuring(self, learner: Learner, tasks: list[Task], here: list[Task]) -> Learner:
         """Return a learner that measures accuracy if the targets are classes of the outputs.
+
+        ``here``: the tasks, as `with_labels_here` returns them.
 
         Raises:
             UserError: for targets that the default loss cannot take, or a label that is no class.
@@ -40,10 +42,11 @@ class Labels:
                 "torch.nn.functional.cross_entropy for their shares [E, N], mse_loss or another one"
             )
         classes = 0 if of_numbers else self._classes(learner, x, y)
-        for i, task in enumerate(tasks if classes else ()):
-            sets = next(unstacked(task))
-            for part, (of_x, of_y) in (("support", sets[:2]), ("query", sets[2:])):
-                self._check(learner, f"task {i}: {part}_y", of_x, of_y)
+        for i, both in enumerate(zip(tasks, here, strict=True) if classes else ()):
+            sets, seen = (next(unstacked(task)) for task in both)
+            for part, at in (("support", 0), ("query", 2)):
+                x, y = sets[at : at + 2]
+                self._check(learner, f"task {i}: {part}_y", x, y, seen[at + 1])
         parts = y.dim() - 1 if classes else 0
         if self._loss is None or (classes and not parts):
             return learner  # its own metrics fit
@@ -61,12 +64,15 @@ class Labels:
             self._told_apart[key] = classes_of(first_outputs(learner, x), y, self._of_classes)
         return self._told_apart[key]
 
-    def _check(self, learner: Learner, what: str, x: Tensor, y: Tensor) -> None:
-        """Refuse labels outside the classes, unless the loss accepts the set, to ignore them."""
+    def _check(self, learner: Learner, what: str, x: Tensor, y: Tensor, seen: Tensor) -> None:
+        """Refuse labels ``y`` outside the classes, unless the loss accepts the set, to ignore them.
+
+        ``seen``: the labels on the CPU.
+        """
         if not isinstance(y, Tensor):
             return
         classes = self._classes(learner, x, y) if len(y) else 0
-        strange = tuple(y[(y < 0) | (y >= classes)].unique().tolist())
+        strange = tuple(seen[(seen < 0) | (seen >= classes)].unique().tolist())
         if not strange or strange in self._accepted:
             return
         try:

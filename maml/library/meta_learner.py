@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from datasets import addresses
+from datasets import accelerator, addresses
 from datasets.episodes import reordered
 from datasets.tasks import Task
 from maml.config.fields import with_values
@@ -134,7 +134,7 @@ class MetaLearner(checking.Waiting):
         self._made_to_train = {m for m in learner.modules() if m.training}
         self.metrics: dict[str, Tensor] = {}
         self._asked: Batching | None = None if batching == "auto" else batching
-        self._loss, self._warned = loss, False
+        self._loss, self._no_numbers = loss, results.NoNumbers()
         self._compiling = Compiling(False)
         self._labels = Labels(loss)
         # One plan for each mode, because dropout draws only in training mode.
@@ -166,8 +166,8 @@ class MetaLearner(checking.Waiting):
         if quick is None:
             return self._mean_loss(tasks)
         self.metrics = quick.metrics
-        if not (self._warned or math.isfinite(quick.loss)):
-            self._warned = results.warn_of_no_numbers(quick.losses, range(len(quick.losses)))
+        if not (quick.loss.is_cpu and math.isfinite(quick.loss)):
+            self._no_numbers.look(quick.losses, range(len(quick.losses)))
         return _OuterLoss.apply(quick.loss, quick.gradients, *quick.parameters)
 
     @alone()
@@ -203,12 +203,12 @@ class MetaLearner(checking.Waiting):
                 where = [draws.Address(seed, "", i) for i in at]
                 of_some = self._gradient(own, params, given, where)
                 sums = {name: total + of_some.gradients[name] for name, total in sums.items()}
-                rows = [i - mine.start for i in at]
+                rows = accelerator.sent(torch.tensor(at, device="cpu") - mine.start, losses.device)
                 losses[rows] = of_some.losses.detach().to(losses)  # a loss may have another dtype
                 for name, values in of_some.metrics.items():
                     found[name][rows] = values.to(losses)
         self.metrics = found
-        self._warned = self._warned or results.warn_of_no_numbers(losses, mine)
+        self._no_numbers.look(losses, mine)
         plan = self._plans.known.get(self.training)
         if self.learner.config.inner_batch is not None or (plan is not None and plan.draws):
             distribution.draw_number()  # the next call draws others
@@ -248,9 +248,10 @@ class MetaLearner(checking.Waiting):
         if empty and self._loss is not None:
             raise UserError(f"task {empty[0]}: support_x is empty: there is nothing to adapt to")
         by_ways = self.learner.any_ways and inputs.n_examples(tasks[0].support_y)
-        learner = self.learner if by_ways else self._labels.measuring(self.learner, tasks)
+        here = inputs.with_labels_here(tasks)
+        learner = self.learner if by_ways else self._labels.measuring(self.learner, tasks, here)
         places: dict[int | None, list[int]] = {}
-        for i, task in enumerate(tasks):
+        for i, task in enumerate(here):
             ways = ways_of(i, task) if by_ways else None
             places.setdefault(ways, []).append(i)
         for ways, of_ways in places.items():

@@ -79,6 +79,7 @@ def episodes(
     queries: int = 15,
     seed: int = 0,
     data_root: Path | str | None = None,
+    device: torch.device | str = "cpu",
     **options: Any,
 ) -> Tasks:
     """Return the few-shot tasks of a split of a data set.
@@ -92,6 +93,8 @@ def episodes(
         queries: Query examples per class.
         seed: Another seed gives other tasks; 0 is the default of runs.
         data_root: The folder of the data sets; by default ``$MAML_DATA``, then ``~/.cache/maml``.
+        device: Where the tasks are. On a GPU, images stay there, and tasks are made of them there,
+            with the same bits as on the CPU.
         options: Further options of this data set: ``dtype``, ``omniglot_split``, ``image_size``, ….
 
     Raises:
@@ -117,12 +120,23 @@ def episodes(
             if known is not None and name not in known:
                 takes = ", ".join(sorted(known - {"data_root"})) or "no options"
                 raise UserError(f"{name}: no option of {what}, which takes {takes}")
+        place = _place(device)
         if isinstance(data, str) and split is not None:
-            return Tasks(open_episodes(data, split, data_root=data_root, **task, **options))
-        return Tasks(_at_hand(data, task, options))
+            found = open_episodes(data, split, data_root=data_root, **task, **options)
+        else:
+            found = _at_hand(data, task, options)
+        return Tasks(found.on(place))
     except DataError as error:
         given = {"data", "data_root", "split", *task, *options, *(known or ())}
         raise UserError(in_words_of_the_library(str(error), given)) from error
+
+
+def _place(device: torch.device | str) -> torch.device:
+    """Return a device that is there, with its index."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # a torch without CUDA asserts
+        raise UserError(f"device {str(device)!r}: {str(error).splitlines()[0]}") from error
 
 
 def _at_hand(data: Any, task: dict[str, Any], options: dict[str, Any]) -> Episodes:

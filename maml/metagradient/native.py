@@ -47,17 +47,20 @@ def native(problem: Problem, tasks: Any, *, heads: bool = False) -> NativeDeriva
     adapts = problem.steps or problem.implicit is not None
     if adapts and support != NetworkLoss(network, "support", F.cross_entropy):
         return None
-    if type(network) is not Conv4 or not _has_its_head(network) or network.why_torch():
+    if type(network) is not Conv4 or not _has_its_head(network):
         return None
     params = problem.params(problem.start, 0)
+    some = next(iter(params.values()))
+    # The network's own weights may be on the CPU: asked first, it would compile for nothing.
+    if not some.is_cpu or network.why_torch():
+        return None
     if params.keys() != tensors(network).keys():
         return None
     once = problem.steps and not problem.displacement and batches is None
     moving = params.keys() - problem.fixed.keys()
     if once and not heads and all(name.startswith(network.head_prefix) for name in moving):
         return None
-    some = next(iter(params.values()))
-    if some.device.type != "cpu" or some.dtype != network.head.weight.dtype:
+    if some.dtype != network.head.weight.dtype:
         return None
     for x, y in (part_of(tasks, part) for part in ("support", "query")):
         fits = x.shape[2:] == network.image_shape and y.dtype == torch.int64 and y.dim() == 2

@@ -17,7 +17,11 @@ _REMEMBERED = {"adam": {"step", "exp_avg", "exp_avg_sq"}, "sgd": {"momentum_buff
 
 
 class NotFiniteError(ArithmeticError):
-    """A step cannot be taken; ``str(error)`` says why. Nothing has changed."""
+    """A step of a mean ``loss`` cannot be taken; ``str(error)`` says why. Nothing has changed."""
+
+    def __init__(self, why: str, loss: float) -> None:
+        super().__init__(why)
+        self.loss = loss
 
 
 class OuterOptimizer:
@@ -53,36 +57,61 @@ class OuterOptimizer:
             decays = {n: torch.full_like(t, float(of[n])) for n, t in self.params.items()}
             self._decays = self._layout.params(decays) * config.weight_decay
 
-    def step(self, gradients: Params, n_tasks: int, iteration: int = 0) -> None:
+    def step(
+        self,
+        gradients: Params,
+        n_tasks: int,
+        iteration: int = 0,
+        total: torch.Tensor | None = None,
+    ) -> float:
         """Step along Σ gradient / n (arXiv:1703.03400, algorithm 2, line 10), clipped.
 
-        ``iteration``: the number of steps before; the learning rate may depend on it.
+        The sizes that decide are read together, because a read waits for the device.
+
+        Args:
+            gradients: Σ over the tasks of the outer loss's gradient.
+            n_tasks: n.
+            iteration: The number of steps before; the learning rate may depend on it.
+            total: Σ over the tasks of the outer loss, a scalar; None: 0.
+
+        Returns:
+            The mean outer loss.
 
         Raises:
-            NotFiniteError: if an element of the gradient, or the square of a clipped element, is
-                not finite: Adam's second moment would stay infinite, and that weight would never
-                move again. Parameters and state are unchanged.
+            NotFiniteError: if the loss, an element of the gradient, or the square of a clipped
+                element, is not finite: Adam's second moment would stay infinite, and that weight
+                would never move again. Parameters and state are unchanged.
         """
         still = {name: torch.zeros_like(self.params[name]) for name in self._frozen}
         gradient = self._layout.params({**gradients, **still}).div_(n_tasks)
         # The largest magnitude, not a sum of squares: it has the same bits on every machine, so
         # all processes that take this step make the same decision. NaN if an element is NaN.
-        peak = float(torch.stack(torch.aminmax(gradient)).abs().max())
-        if not math.isfinite(peak):
-            raise NotFiniteError("the gradient is not finite")
+        sizes = [gradient.new_zeros(()) if total is None else total.to(gradient)]
+        sizes.append(torch.stack(torch.aminmax(gradient)).abs().max())
         if self._clip is not None:
             gradient.clamp_(-self._clip, self._clip)
-            peak = min(peak, self._clip)
         if self._config.grad_clip_norm is not None:
             # In float64, so that processes with different numbers of threads decide the same.
-            norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
-            by = min(1.0, self._config.grad_clip_norm / (norm + 1e-6))  # as torch's clip_grad_norm_
+            sizes.append(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        loss, peak, *norm = torch.cat([size[None] for size in sizes]).tolist()
+        loss /= n_tasks
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss is {loss}", loss)
+        if not math.isfinite(peak):
+            raise NotFiniteError("the gradient is not finite", loss)
+        if self._clip is not None:
+            peak = min(peak, self._clip)
+        if self._config.grad_clip_norm is not None:
+            # As torch's clip_grad_norm_.
+            by = min(1.0, self._config.grad_clip_norm / (norm[0] + 1e-6))
             gradient.mul_(by)
             peak *= by
         if peak**2 > torch.finfo(gradient.dtype).max:
-            raise NotFiniteError(f"the gradient is too large, {peak:.1g}: its square is not finite")
+            why = f"the gradient is too large, {peak:.1g}: its square is not finite"
+            raise NotFiniteError(why, loss)
         self._latest = gradient
         self._update(gradient, rate_at(self._config, iteration))
+        return float(loss)
 
     def _update(self, gradient: torch.Tensor, rate: float) -> None:
         # PyTorch's functions, not its classes: the classes import its compiler, which takes two
@@ -118,8 +147,12 @@ class OuterOptimizer:
         return all(bool(tensor.isfinite().all()) for tensor in (self._flat, *self._state.values()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state to checkpoint, in PyTorch's form: ``{"state": {0: {name: tensor}}}``."""
-        return {"state": {0: dict(self._state)} if self._state else {}}
+        """Return the state to checkpoint, in PyTorch's form: ``{"state": {0: {name: tensor}}}``.
+
+        It is on the CPU, for a machine without this device.
+        """
+        state = {name: tensor.cpu() for name, tensor in self._state.items()}
+        return {"state": {0: state} if state else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a copy of ``state``; the state of a PyTorch optimizer works, too.

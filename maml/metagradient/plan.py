@@ -123,8 +123,8 @@ def decide(
         code: The function that the user's code is reached from.
         owner: The module that the losses call. Each thread has its own copy of it.
         checked: Whether `checked_way` has checked what the losses read.
-        weigh: Whether to compute heavy tasks one by one. They are not tried as a batch, because a
-            batch's memory grows with the inner steps.
+        weigh: Whether to compute heavy tasks one by one, on a CPU. They are not tried as a batch,
+            because a batch's memory grows with the inner steps.
     """
 
     def by(batching: Batching) -> list[Tensor]:
@@ -132,6 +132,7 @@ def decide(
         parts = [found.losses, *(found.gradients[name] for name in sorted(found.gradients))]
         return [part.detach().to_dense() for part in parts]
 
+    weigh = weigh and all(tensor.is_cpu for tensor in meta_params.values())
     roots = [code] if owner is None else [code, owner]
     if not Reached(*roots).is_whole:
         return Plan("tasks")

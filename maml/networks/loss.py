@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from datasets import addresses
+from datasets import accelerator, addresses
 from datasets.tasks import Task
 from maml.networks.calls import alone_with, apply
 from maml.networks.ordinary import tensors
 from maml.ops.instead import instead
 from maml.params import Params, of_kind, without_prefix
 
+CPU = torch.device("cpu")
 _OURS = (
     "maml.networks.", "torch.nn.modules.conv", "torch.nn.modules.linear", "torchvision.models.",
     "torch.nn.modules.container", "torch.nn.modules.pooling", "torch.nn.modules.activation",
@@ -42,11 +43,11 @@ class MiniBatches:
         x, y = pytree.tree_map(lambda part: part[places], (task.support_x, task.support_y))
         return self.loss(params, task._replace(support_x=x, support_y=y), step)
 
-    def places(self, step: int, n: int, device: torch.device | None = None) -> Tensor:
+    def places(self, step: int, n: int, device: torch.device = CPU) -> Tensor:
         """Return the indices ``[size]`` (int64) of a set of ``n`` that step ``step`` uses."""
         size = min(self.size, n)
         places = [self._place(i, n) for i in range(step * size, (step + 1) * size)]
-        return torch.tensor(places, device=device)
+        return accelerator.sent(torch.tensor(places, device=CPU), device)
 
     def _place(self, i: int, n: int) -> int:
         where = addresses.keys(self.seed, "train", "inner mini-batches", i // n)

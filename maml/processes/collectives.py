@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import platform
 import time
+import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -12,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from datasets import accelerator
 from maml.processes.liveness import Liveness
 from maml.processes.namespaces import in_own_network
 from maml.processes.store import START_TIMEOUT, new_room, own_connection
@@ -26,11 +29,13 @@ a rank was lost."""
 class Collectives:
     """What all processes call in the same order. `Liveness` has the time limits."""
 
+    _between_devices: dist.ProcessGroup | None = None
+
     def __init__(self, liveness: Liveness) -> None:
         self._liveness = liveness
 
-    def join(self, backends: str, seconds: float = START_TIMEOUT) -> None:
-        """Make torch's process group. The processes wait ``seconds`` for each other.
+    def join(self, seconds: float = START_TIMEOUT) -> None:
+        """Make torch's process group, by gloo. The processes wait ``seconds`` for each other.
 
         Raises:
             RuntimeError: if a process does not come.
@@ -38,7 +43,7 @@ class Collectives:
         world = self._liveness.world
         choose_interface(world)
         in_own_network(dist.init_process_group)(
-            backends,
+            "gloo",
             store=own_connection(world, new_room("world"), seconds),
             rank=world.rank,
             world_size=world.size,
@@ -47,6 +52,25 @@ class Collectives:
         dist.barrier()
         # Only now, because this limit also applies to the group's creation.
         dist.set_timeout(FOR_EVER, dist.group.WORLD)
+
+    def meet_on(self, device: torch.device) -> None:
+        """From here on, let the library of an accelerator, as NCCL, run what is on ``device``.
+
+        It must be an accelerator of this process alone; if that of any process is not, gloo stays.
+        """
+        place = 0
+        if device.type != "cpu":
+            place = zlib.crc32(f"{platform.node()} {accelerator.identity(device)}".encode()) + 1
+        places = self.of_all([place]).flatten().tolist()
+        if 0 in places or len({*places}) < len(places):
+            return
+        backend = dist.get_default_backend_for_device(device)
+        if backend != "gloo":
+            with self._liveness.guard():
+                made = dist.new_group(backend=backend, timeout=FOR_EVER)
+            assert isinstance(made, dist.ProcessGroup)
+            self._between_devices = made
+            self.together(dist.all_reduce, torch.zeros(1, device=device))
 
     def together(
         self, collective: Callable[..., Any], tensor: Tensor, *given: Any, limited: bool = True
@@ -58,27 +82,36 @@ class Collectives:
         Raises:
             WorkerLostError: naming the rank that does not take part, as far as can be found.
         """
-        moved = tensor.to(device_for(dist.get_backend_config(), tensor.device))
+        group = None if tensor.is_cpu else self._between_devices
+        moved = tensor
+        if group is None:
+            moved = tensor.to(device_for(dist.get_backend_config(), tensor.device))
         with self._liveness.guard(limited=limited):
-            self._wait(collective(moved, *given, async_op=True), blocks=moved.is_cpu)
+            self._wait(collective(moved, *given, group=group, async_op=True), moved)
         return moved.to(tensor.device)
 
-    def _wait(self, work: dist.Work, *, blocks: bool) -> None:
-        """Wait for a collective; raise RuntimeError if it fails, or never ends: a rank was lost.
+    def _wait(self, work: dist.Work, of: Tensor) -> None:
+        """Wait for a collective; raise RuntimeError if it fails, or never ends: a rank was lost."""
+        self._until(work.is_completed, work.wait if of.is_cpu else None)
+        work.wait()
+        if not of.is_cpu:  # only the device's stream waits
+            event = torch.Event(of.device)
+            event.record(torch.accelerator.current_stream(of.device))
+            self._until(event.query)
 
-        ``blocks``: whether ``work.wait`` blocks this thread. On a GPU it blocks a stream.
-        """
+    def _until(
+        self, is_done: Callable[[], bool], wait: Callable[[timedelta], Any] | None = None
+    ) -> None:
         deadline = math.inf
-        while not work.is_completed():
+        while not is_done():
             deadline = min(deadline, time.monotonic() + self._liveness.patience())
             if time.monotonic() >= deadline:
                 raise RuntimeError("a rank was lost")
-            if blocks:
-                with contextlib.suppress(RuntimeError):
-                    work.wait(POLL)
-            else:
+            if wait is None:
                 time.sleep(0.0005)
-        work.wait()
+                continue
+            with contextlib.suppress(RuntimeError):
+                wait(POLL)
 
     def from_rank(self, source: int, content: Any, *, limited: bool = True) -> Any:
         """Return the content that rank ``source`` gives, pickled between processes of one run.

@@ -9,6 +9,7 @@ import numpy as np
 import setproctitle
 import torch
 
+from datasets import accelerator
 from datasets.generators import seed_of
 from maml.config import Config
 from maml.errors import UserError
@@ -59,30 +60,21 @@ def _check_open_files(world: World) -> None:
         )
 
 
-def shares_gpu(config: Config, device: torch.device, world: World) -> bool:
-    """Return whether another process of this host uses the same GPU, which NCCL refuses."""
-    if device.type != "cuda" or world.local_size == 1:
-        return False
-    by_number = torch.device(config.device).index is not None if config.device != "auto" else False
-    return by_number or world.local_size > torch.cuda.device_count()
-
-
 def choose_device(config: Config, world: World) -> torch.device:
     """Return the device of ``--device``; raise `UserError` if it is not there."""
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+    name, here = config.device, accelerator.kind()
     try:
-        device = torch.device(name)
+        device = torch.device(here or "cpu" if name == "auto" else name)
     except RuntimeError:
         raise UserError(f"--device {name}: not a device (cpu, cuda, cuda:N or auto)") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: only cpu and cuda are supported")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError(f"--device {name}: this machine has no usable GPU")
-        if device.index is None:
-            device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-        elif device.index >= torch.cuda.device_count():
-            raise UserError(f"--device {name}: there are only {torch.cuda.device_count()} GPUs")
+    if device.type == "cpu":
+        return device
+    if device.type != here:
+        there = f"its accelerator is {here}" if here else "it has no usable GPU"
+        raise UserError(f"--device {name}: not on this machine: {there}")
+    count = torch.accelerator.device_count()
+    if device.index is None:
+        device = torch.device(device.type, world.local_rank % count)
+    elif device.index >= count:
+        raise UserError(f"--device {name}: there are only {count} GPUs")
     return device

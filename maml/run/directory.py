@@ -106,7 +106,7 @@ def write_config(
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **here,
         "device": device,
-        "machine": machine() if device.startswith("cuda") else machine() | {"gpu": None},
+        "machine": machine() | ({"gpu": None} if device == "cpu" else {}),
         "strategy": config.strategy,
         "git_commit": commit,
         "launcher": _launcher(),

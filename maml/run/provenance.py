@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from datasets import accelerator
 from maml.config import Config, registry
 
 PACKAGES = ("torch", "torchvision", "torchopt", "learn2learn", "numpy", "wandb")
@@ -38,7 +37,7 @@ def machine() -> dict[str, Any]:
     return {
         "processor": processor,
         "cores": len(os.sched_getaffinity(0)),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "gpu": accelerator.name(),
     }
 
 

@@ -60,7 +60,7 @@ class AllReduce(Collective):
         self._steps += 1
         mine = ids.tensor_split(self.world.size)[self.world.rank]
         share = self.worker.share(meta_params, mine, self.worker.learner)
-        return self.packing.to_share(self._reduce(self.packing.share(share)))
+        return self.packing.to_share(self._reduce(self.packing.share(share)), len(ids))
 
     def evaluate(self, meta_params: Params, split: str, ids: Tensor) -> Tensor:
         """Evaluate this rank's part of ``ids``; every rank gets all rows."""
@@ -75,12 +75,16 @@ class AllReduce(Collective):
     def _reduce(self, flat: Tensor) -> Tensor:
         """Sum over ranks, and agree on whether to stop: a signal may reach only one rank."""
         began = time.perf_counter()
-        stops = [float(self.stop.signal == number.name) for number in SIGNALS]
-        both = self.group.together(dist.all_reduce, torch.cat([flat, flat.new_tensor(stops)]))
+        stops = flat.new_zeros(len(SIGNALS))
+        for i, number in enumerate(SIGNALS):
+            if self.stop.signal == number.name:
+                stops[i] = 1.0
+        both = self.group.together(dist.all_reduce, torch.cat([flat, stops]))
+        stops_of_all = both[len(flat) :].tolist()
         self._reduce_seconds += time.perf_counter() - began
         # In a ring, each of the n ranks sends 2 (n - 1) / n of the tensor.
         self.wire_bytes += 2 * (self.world.size - 1) * both.nbytes
-        for number, count in zip(SIGNALS, both[len(flat) :].tolist(), strict=True):
+        for number, count in zip(SIGNALS, stops_of_all, strict=True):
             if count:
                 self._agreed = self._agreed or number.name
         return both[: len(flat)]

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from maml.config import Config
 from maml.processes.clock import within
 from maml.processes.collectives import Collectives
-from maml.processes.setup import shares_gpu
 from maml.processes.store import START_TIMEOUT
 from maml.processes.world import World
 from maml.strategies.base import Strategy
@@ -25,15 +24,13 @@ class Collective(Strategy):
 
     @contextmanager
     def transport(self) -> Iterator[None]:
-        """Join all processes: with gloo between CPUs, with nccl between GPUs of one process each.
+        """Join all processes: with gloo, and between GPUs of one process each with NCCL, say.
 
         After a body without errors, wait until all are done; if a rank is excused, raise instead.
         After an error, wait for no other process.
         """
-        device = self.worker.device
-        nccl = device.type == "cuda" and not shares_gpu(self.config, device, self.world)
-        backends = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-        self.group.join(backends, max(START_TIMEOUT, self.config.timeout))
+        self.group.join(max(START_TIMEOUT, self.config.timeout))
+        self.group.meet_on(self.home)
         try:
             yield
             # Rank 0 may still write for a long time. After that, every rank is done or lost.

@@ -21,13 +21,17 @@ class Packing(ParamLayout):
 
     def share(self, share: Share) -> Tensor:
         """Return ``[P + 1 + M + 1]``: gradients, totals and the count; shares add up by element."""
-        count = share.totals.new_tensor([share.n_tasks])
+        count = share.totals.new_full((1,), share.n_tasks)
         return torch.cat([*self.parts(share.gradients), share.totals, count])
 
-    def to_share(self, flat: Tensor) -> Share:
-        """Return the share that ``flat [P + 1 + M + 1]`` holds, as views of it."""
+    def to_share(self, flat: Tensor, n_tasks: int | None = None) -> Share:
+        """Return the share that ``flat [P + 1 + M + 1]`` holds, as views of it.
+
+        ``n_tasks``: its count, where known: a device is waited for if it is read.
+        """
         gradients, totals, count = flat.split([self.n_params, self._n_totals, 1])
-        return Share(self.to_params(gradients), totals, round(count.item()))
+        n_tasks = round(count.item()) if n_tasks is None else n_tasks
+        return Share(self.to_params(gradients), totals, n_tasks)
 
 
 class OuterLosses(torch.autograd.Function):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,18 +109,18 @@ class Run:
         """Return whether this iteration is a multiple of ``every``; 0 means never."""
         return every > 0 and self.iteration % every == 0
 
-    def step(self, share: Share, loss: float) -> None:
-        """Take an outer step along the mean gradient of ``share``, whose mean loss is ``loss``.
+    def step(self, share: Share) -> float:
+        """Take an outer step along the mean gradient of ``share``; return its mean loss.
 
         Every driving process holds the same sums, so all decide the same. The caller then calls
         `count`. After a NotFiniteError nothing has changed.
         """
-        if not math.isfinite(loss):
-            raise NotFiniteError(f"the loss is {loss}")
         self._is_whole = False
         try:
             with self.worker.stopwatch.spent_on("updating"):
-                self.optimizer.step(share.gradients, share.n_tasks, self.iteration)
+                return self.optimizer.step(
+                    share.gradients, share.n_tasks, self.iteration, share.totals[0]
+                )
         except NotFiniteError:
             self._is_whole = True
             raise

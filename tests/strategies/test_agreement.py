@@ -70,9 +70,10 @@ from maml.metagradient.outer_optimizer import OuterOptimizer
 from maml.processes.collectives import Collectives
 step, of_all = OuterOptimizer.step, Collectives.of_all
 def broken(self, *args):
-    step(self, *args)
+    loss = step(self, *args)
     if os.environ["RANK"] == "1":
         next(iter(self.params.values())).add_(1e-6)
+    return loss
 def late(*args):
     found = of_all(*args)
     time.sleep(2 * (os.environ["RANK"] == "0"))

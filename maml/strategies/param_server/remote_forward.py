@@ -14,6 +14,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
+from datasets import accelerator
 from maml.config import Config
 from maml.execution.threads import copied
 from maml.params import Params
@@ -86,7 +87,8 @@ class RemoteForward(ParameterServer):
 
     def compute(self, ids: Tensor, params: Tensor) -> None:
         """Call forward and backward for the tasks ``ids``; then deliver the gradient there."""
-        batches = list(self.worker.training_tasks(ids))
+        cpu = torch.device("cpu")
+        batches = [accelerator.sent(batch, cpu) for batch in self.worker.training_tasks(ids)]
         rank = self.world.rank
         with self.liveness.guard(), dist_autograd.context() as context:
             totals = rpc.rpc_sync(0, on_strategy, (RemoteForward.forward, rank, batches))

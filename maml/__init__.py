@@ -61,7 +61,11 @@ def __getattr__(name: str) -> Any:
             f"module {__name__!r} has no attribute {name!r}; docs/migration.md has the calls of "
             "other libraries"
         )
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    importlib.import_module("maml.params")  # first, because it looks at torch's version
+    from datasets.errors import needs
+
+    with needs("train", f"maml.{name}"):
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

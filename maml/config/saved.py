@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from datasets.errors import needs
 from datasets.theirs import FromFile
 from datasets.whole import regular
 from maml.config import registry
@@ -21,6 +22,8 @@ def read(path: Path, *, trust: bool = False) -> Config:
     With ``trust``, a user's own components in that file are imported. Without it, they stay names
     (`datasets.theirs.FromFile`). Importing such a name is an error, but reading numbers is not.
     """
+    with needs("train", f"to read {path}"):
+        import yaml  # noqa: F401
     try:
         content = content_of(path)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):

@@ -16,6 +16,7 @@ from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import registry
 from maml.config.presets import title, with_values
+from maml.config.saved import read
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of
 from maml.learners import Learner, build_learner
@@ -27,9 +28,7 @@ from maml.library.meta_learner import MetaLearner
 from maml.library.tasks import Tasks
 from maml.networks.ordinary import switched
 from maml.params import Params
-from maml.processes.setup import choose_device
-from maml.processes.world import World
-from maml.run import checkpoint, directory
+from maml.run import checkpoint
 from maml.run.provenance import warn_of_edits
 
 
@@ -62,8 +61,7 @@ def load(
             that acts (``--learner supervised``, ``reinforce``).
     """
     run_dir, file = find(Path(path), iteration)
-    read = directory.read_config(run_dir, trust=trust)
-    config = with_values(read, strategy="local", device=device)
+    config = with_values(read(run_dir / "config.yaml", trust=trust), strategy="local")
     registry.import_theirs(config)
     if file is None or file.name == RECORDED:
         wanted = None if iteration is None else str(iteration)
@@ -80,8 +78,17 @@ def load(
         raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
     checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
     warn_of_edits(config, saved)
-    place = choose_device(config, World(0, 1, 0, 1, launched=False))
-    return Model(learner, saved["model"], saved["iteration"], place)
+    return Model(learner, saved["model"], saved["iteration"], _there(device))
+
+
+def _there(device: str) -> torch.device:
+    """Return the device of a name; auto: a GPU if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # torch has no other type for them
+        raise UserError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:

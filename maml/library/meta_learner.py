@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import addresses
@@ -72,6 +71,7 @@ class MetaLearner(checking.Waiting):
         module: nn.Module,
         *more: Any,
         loss: Loss | None = None,
+        inner_loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
         compile: Literal["auto", True, False] = "auto",
@@ -85,6 +85,7 @@ class MetaLearner(checking.Waiting):
                 and ``freeze`` freezes them.
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
+            inner_loss: What the inner loop descends, if not ``loss``; it may learn, too.
             head: The name of the output layer, for learners that treat this layer separately.
             batching: How tasks are computed: "vmap" all at once, if they can be batched; "tasks"
                 one by one, each in a thread. "auto" tries both on the first tasks, and leaves
@@ -107,7 +108,7 @@ class MetaLearner(checking.Waiting):
             raise UserError(f"compile {compile!r}: auto, True or False")
         if compile is True and batching == "tasks":
             raise UserError("compile=True computes all tasks at once: leave out batching")
-        own = F.cross_entropy if loss is None else loss_of(loss, module)
+        own = loss_of(loss, inner_loss, module)
         learner = learner_around(type(self), module, own, head, flags)
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling = Compiling(compile if batching != "tasks" else False)

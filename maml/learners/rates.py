@@ -46,16 +46,15 @@ class Rates(nn.Module):
             raise UserError(f"inner_lr is {rate!r}: give numbers, or parameters") from error
         if tensor.shape not in ((), (steps,)):
             raise UserError(f"inner_lr is {[*tensor.shape]}: give a rate [], or [{steps}] by step")
-        learns = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-        if learns and tensor.dtype != dtype:
-            raise UserError(f"inner_lr is {tensor.dtype}, and the module's parameters are {dtype}")
         if not all(0 < number < math.inf for number in tensor.reshape(-1).tolist()):
             raise UserError(f"inner_lr {rate!r}: must be above 0")
         name = f"rate{len(self._parameters) + len(self._buffers)}"
-        if learns:
+        if not (isinstance(tensor, nn.Parameter) and tensor.requires_grad):
+            self.register_buffer(name, tensor.detach().to(dtype, copy=True), persistent=False)
+        elif tensor.dtype == dtype:
             self.register_parameter(name, tensor)
         else:
-            self.register_buffer(name, tensor.detach().to(dtype, copy=True), persistent=False)
+            raise UserError(f"inner_lr is {tensor.dtype}, and the module's parameters are {dtype}")
         return name
 
     def of_names(self, network: nn.Module, names: list[str]) -> dict[str, list[str]]:

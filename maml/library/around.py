@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, jit, nn
 from torch.nn.parameter import is_lazy
 
-from maml.config import Config, checks, registry
+from maml.config import Config, checks
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
 from maml.execution.copies import closed_copy
@@ -22,17 +22,13 @@ from maml.learners.rates import Rates
 from maml.library.alone import in_words_of_the_library
 from maml.library.checking import Waiting
 from maml.library.fast_module import FastModule
+from maml.library.flags import facts_of, known
 from maml.networks.headless import in_short, layer_of
 from maml.networks.loss import LearnedLoss
 from maml.networks.ordinary import check_parameters, explicit, to_buffers
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second"}
-NOT_HERE = (
-    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
-    *("keep_moment", "msl_epochs", "first_order_epochs", "iterations_per_epoch"),
-)
-"""Flags about data or iterations. They are no arguments here: the user's code controls both."""
 NEVER_CALLED = (
     *("problem", "training_problem", "support_loss", "query_loss", "answers", "metrics"),
     *PARTS_OF_A_LOSS,
@@ -63,24 +59,26 @@ def learner_around(
                 "your own by adapt(); such methods are for train_maml.py, in a subclass of a "
                 "learner of maml.learners (docs/extending.md)"
             )
-    if getattr(loss, "inner", None) is not None and "inner_steps" not in (_facts(kind).reads or ()):
+    if getattr(loss, "inner", None) is not None and "inner_steps" not in known(kind):
         raise UserError(f"{kind.__name__} takes no inner_loss: it has no inner loop")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
     nothing = UserError(f"module: {type(module).__name__} has no parameter that could learn")
     try:
         given_rates = _given_rates(kind, flags)
+        layer = flags.pop("context_layer", None) if "context_layer" in known(kind) else None
         config = _config(kind, module, flags)
         rates = None
         if given_rates is not None:
             rates = Rates(given_rates, config.inner_steps, getattr(torch, config.dtype))
-        given = Given(_network(module, head), CLASSIFICATION._replace(loss=loss), rates)
-        learner: Learner = _facts(kind).maker()(config, given)
+        given = Given(_network(module, head, layer), CLASSIFICATION._replace(loss=loss), rates)
+        learner: Learner = facts_of(kind).maker()(config, given)
     except UserError as error:
         if not needed:
             raise nothing from error
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
+        line = line.replace("give its class context_layer = ", "give context_layer=")
         raise UserError(line) from error
     finally:
         # The learner shares the module's tensors, and has begun to change what is frozen.
@@ -136,21 +134,12 @@ class OfModule:
         return self
 
 
-def _facts(kind: type) -> registry.LearnerFacts:
-    """Return the facts of the learner that ``kind``, or its base in the family, names."""
-    for base in kind.__mro__:
-        if base.__module__ == "maml.library.family":
-            name = base.__name__.lower().replace("metacurvature", "metacurv")
-            return registry.learner(name)
-    raise UserError(f"{kind.__name__} is no learner: derive it from maml.MAML or another")
-
-
 def _given_rates(kind: type, flags: dict[str, Any]) -> Any:
     """Take an ``inner_lr`` that is no number out of the flags, and return it; None: it is one."""
     given = flags.get("inner_lr")
     if not isinstance(given, Tensor | list | tuple | Mapping):
         return None
-    if _facts(kind).attribute != "MAML":
+    if facts_of(kind).attribute != "MAML":
         raise UserError(
             f"inner_lr is a {type(given).__name__}: {kind.__name__} takes a number; MAML, ANIL and "
             "BOIL also take a parameter that learns, one rate for each step, or {pattern: rate}"
@@ -160,24 +149,23 @@ def _given_rates(kind: type, flags: dict[str, Any]) -> Any:
 
 
 def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
-    facts = _facts(kind)
-    read = facts.reads or ()
-    known = [name for name in ("freeze", *read) if name not in NOT_HERE]
+    facts = facts_of(kind)
+    names = known(kind)
     flags = {name: v.item() if isinstance(v, np.generic) else v for name, v in flags.items()}
     for name in flags:
-        if name not in known:
-            meant = f": give inner_{name}" if f"inner_{name}" in known else ""
+        if name not in names:
+            meant = f": give inner_{name}" if f"inner_{name}" in names else ""
             raise UserError(
                 f"{kind.__name__} takes no {name}{meant}; besides module, loss, head and batching "
-                f"it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
+                f"it takes {', '.join(sorted(names))} (docs/migration.md has the pairs of other "
                 "libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:
             raise UserError(f"order {flags['order']!r}: 1 or 2")
         flags["order"] = ORDERS[flags["order"]]
-    if "eval_inner_steps" in known:
-        flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
+    if "eval_inner_steps" in names and flags.get("eval_inner_steps") is None:
+        flags["eval_inner_steps"] = flags.get("inner_steps", Config().inner_steps)
     config = from_values(flags)
     for name, value in flags.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -196,12 +184,14 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     )
 
 
-def _network(module: nn.Module, head: str | None) -> nn.Module:
+def _network(module: nn.Module, head: str | None, context_layer: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
     network = _copied(module)
     check_parameters(network, type(module).__name__, of_run=False)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
+    if context_layer is not None:
+        network.context_layer = context_layer  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
 
 

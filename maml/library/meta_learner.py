@@ -9,7 +9,7 @@ import copy
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted
+from maml.library.flags import Flags, Signature
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.library.labels import Labels
 from maml.metagradient import draws
@@ -64,6 +65,7 @@ class MetaLearner(checking.Waiting):
     """
 
     _reaching: list[tuple[str, str]] = []
+    __signature__ = Signature()
 
     @alone()
     def __init__(
@@ -75,7 +77,7 @@ class MetaLearner(checking.Waiting):
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
         compile: Literal["auto", True, False] = "auto",
-        **flags: Any,
+        **flags: Unpack[Flags],
     ) -> None:
         """Make a meta-learner.
 
@@ -109,7 +111,7 @@ class MetaLearner(checking.Waiting):
         if compile is True and batching == "tasks":
             raise UserError("compile=True computes all tasks at once: leave out batching")
         own = loss_of(loss, inner_loss, module)
-        learner = learner_around(type(self), module, own, head, flags)
+        learner = learner_around(type(self), module, own, head, {**flags})
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling = Compiling(compile if batching != "tasks" else False)
         self._labels = Labels(own, of_classes=loss is None)

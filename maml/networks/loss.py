@@ -103,8 +103,9 @@ class NetworkLoss:
         """Return the loss, a scalar, and the outputs ``[E, …]``; () if they are not one tensor."""
         x, y = part_of(task, self.part)
         outputs, _ = apply(self.network, params, x)
-        learned = isinstance(self.loss, LearnedLoss)
-        loss = self.loss.at(params, self.part) if learned else self.loss
+        loss = self.loss
+        if isinstance(loss, LearnedLoss):
+            loss = loss.at(params, self.part)
         with instead():
             value = loss(outputs, y)
         return value, outputs if isinstance(outputs, Tensor) else ()

@@ -29,6 +29,7 @@ from maml.library.fast_module import FastModule, adapted
 from maml.library.flags import Flags, Signature
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.library.labels import Labels
+from maml.library.saving import Saved
 from maml.metagradient import draws
 from maml.metagradient.batching import Found, batching_of
 from maml.metagradient.by_task import Batching, alike, joined, unstacked
@@ -41,7 +42,7 @@ TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
-class MetaLearner(checking.Waiting):
+class MetaLearner(checking.Waiting, Saved):
     """A meta-learner around a module. It contains the program's learner of the same name.
 
     Its parameters are the module's own tensors and all further meta-parameters. A call with tasks

@@ -11,9 +11,7 @@ from huggingface_hub import (
     hf_hub_download,
 )
 
-import maml
 from maml.config.presets import title
-from maml.library.saving import Saved
 from maml.run.files import RECORD, RESULT, read_json
 
 FILE = "model.safetensors"
@@ -34,10 +32,13 @@ import maml
 
 
 class OnHub(ModelHubMixin, library_name="maml", tags=["meta-learning", "few-shot-learning"]):
-    """A learner as the hub's mixin saves and loads it."""
+    """A learner, a `maml.library.saving.Saved`, as the hub's mixin saves and loads it."""
 
-    def __init__(self, held: Saved) -> None:
-        self.held = held
+    def __init__(
+        self, held: Any, file: Path | None = None, arguments: dict[str, Any] | None = None
+    ) -> None:
+        """``file``, ``arguments``: where one is that was loaded, and what else `maml.load` gets."""
+        self.held, self.file, self.arguments = held, file, arguments or {}
 
     def _save_pretrained(self, save_directory: Path) -> None:
         self.held.save(save_directory / FILE)
@@ -46,15 +47,14 @@ class OnHub(ModelHubMixin, library_name="maml", tags=["meta-learning", "few-shot
     def _from_pretrained(
         cls, *, model_id: str, revision: Any, cache_dir: Any, force_download: bool,
         local_files_only: bool, token: Any, **arguments: Any,
-    ) -> Any:  # fmt: skip
-        folder = Path(model_id)
-        if folder.is_dir():
-            return maml.load(folder / FILE, **arguments)
+    ) -> "OnHub":  # fmt: skip
+        if Path(model_id).is_dir():
+            return cls(None, Path(model_id) / FILE, arguments)
         file = hf_hub_download(
             model_id, FILE, revision=revision, cache_dir=cache_dir, token=token,
             force_download=force_download, local_files_only=local_files_only,
         )  # fmt: skip
-        return maml.load(file, **arguments)
+        return cls(None, Path(file), arguments)
 
     def generate_model_card(self, *_: Any, repo: str = "USER/NAME", **fields: Any) -> ModelCard:
         """Return the card; ``fields`` are further ones of its metadata, as ``license``."""
@@ -65,12 +65,12 @@ class OnHub(ModelHubMixin, library_name="maml", tags=["meta-learning", "few-shot
             name = str(about["learner"])
             flags = ", ".join(f"{n}={v!r}" for n, v in about["flags"].items() if v is not None)
             what = f"A `maml.{name}` around a module of its author's, with {flags}."
-            code = f'learner = maml.{name}.from_pretrained("{repo}", module=net)'
+            code = f'learner = maml.from_pretrained("{repo}", module=net)'
         else:
             config = self.held.learner.config
             name = title(config)
             what = f"{config.learner} on {config.data}, after {about['iteration']:,} iterations."
-            code = f'model = maml.Model.from_pretrained("{repo}")\n'
+            code = f'model = maml.from_pretrained("{repo}")\n'
             code += "model.adapt(support_x, support_y).predict(query_x)"
         if isinstance(result.get("accuracy"), float):
             data.model_name = name

@@ -25,7 +25,7 @@ from maml.library import family, inputs
 from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner
-from maml.library.saving import ENDING, Saved
+from maml.library.saving import ENDING, Saved, on_hub
 from maml.library.saving import content_of as content_of_file
 from maml.library.tasks import Tasks
 from maml.networks.ordinary import switched
@@ -95,6 +95,18 @@ def load(
     model = Model(learner, saved["model"], saved["iteration"], _there(device))
     model.run_dir = run_dir
     return model
+
+
+def from_pretrained(name: Path | str, **how: Any) -> Any:
+    """Return what `load` makes of a model on the hub, or in a folder of `save_pretrained`.
+
+    Args:
+        name: "user/model" on the Hugging Face Hub, or the folder.
+        how: ``revision``, ``token``, … of `huggingface_hub`, and the arguments of `load`.
+    """
+    found = on_hub().from_pretrained(name, **how)
+    assert found.file is not None
+    return load(found.file, **found.arguments)
 
 
 def _built(config: Config, what: Path) -> Learner:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 
@@ -80,7 +80,7 @@ class Saved:
 
     def save_pretrained(self, folder: Path | str, **how: Any) -> None:
         """Write `save`'s file, its facts and a model card to a folder, as the hub has them."""
-        _on_hub()(self).save_pretrained(folder, config=self.about(), **how)
+        on_hub()(self).save_pretrained(folder, config=self.about(), **how)
 
     def push_to_hub(self, name: str, **how: Any) -> str:
         """Upload what `save_pretrained` writes to ``name``, as "user/model"; return the address.
@@ -88,22 +88,11 @@ class Saved:
         ``how``: as of `huggingface_hub.ModelHubMixin.push_to_hub`: ``private=True``, ….
         """
         card = {"model_card_kwargs": {"repo": name}} | how
-        return _on_hub()(self).push_to_hub(name, config=self.about(), **card)
-
-    @classmethod
-    def from_pretrained(cls, name: Path | str, **how: Any) -> Self:
-        """Load from the hub, or from a folder of `save_pretrained`.
-
-        ``how``: ``revision=``, ``token=``, … of `huggingface_hub`, and the arguments of
-        `maml.load`, as ``module=``.
-        """
-        found: Any = _on_hub().from_pretrained(name, **how)
-        if not isinstance(found, cls):
-            raise UserError(f"{name}: a {type(found).__name__}, and no {cls.__name__}")
-        return found
+        return on_hub()(self).push_to_hub(name, config=self.about(), **card)
 
 
-def _on_hub() -> type[OnHub]:
+def on_hub() -> type[OnHub]:
+    """Return what the hub's mixin needs of a learner."""
     with needs("hf", "the hub"):
         from maml.library.hub import OnHub
     return OnHub

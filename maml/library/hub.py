@@ -31,7 +31,9 @@ import maml
 {results}"""
 
 
-class OnHub(ModelHubMixin, library_name="maml", tags=["meta-learning", "few-shot-learning"]):
+class OnHub(  # type: ignore[call-arg,unused-ignore]
+    ModelHubMixin, library_name="maml", tags=["meta-learning", "few-shot-learning"]
+):
     """A learner, a `maml.library.saving.Saved`, as the hub's mixin saves and loads it."""
 
     def __init__(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import maml
 from maml.config import Config
+from maml.library import family
 from maml.library.flags import Flags
 from maml.networks.stack import remembering
 from tests.library.own_networks import Blockwise, Tied, by_loop, dense, found_with, made, stacked
@@ -271,10 +272,9 @@ def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -
 
 def test_help_lists_what_a_learner_takes() -> None:
     """By name, type and default; type checkers know the same names."""
-    family = [getattr(maml, name) for name in maml.__all__]
-    family = [k for k in family if isinstance(k, type) and issubclass(k, maml.MetaLearner)]
     named = set[str]()
-    for kind in {*family} - {maml.MetaLearner}:
+    kinds = [each for each in vars(family).values() if isinstance(each, type)]
+    for kind in {*kinds} - {maml.MetaLearner}:
         shown = inspect.signature(type("Own", (kind,), {})).parameters
         named |= (flags := {*shown} & {*get_type_hints(Flags)})
         assert {*shown} - flags == {"module", "loss", "inner_loss", "head", "batching", "compile"}

@@ -8,7 +8,7 @@ The next builder removes that file. A digest detects later damage; then the file
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -90,8 +90,6 @@ def _map_checked(path: Path, shape: tuple[int, ...]) -> Mapped:
 
 def _write(path: Path, shape: tuple[int, ...], build: Callable[[], Chunks], title: str) -> None:
     """Write a ``.npy`` file with its digest. The file appears whole or not at all."""
-    from tqdm import tqdm
-
     # Print this before build(), because build() may take most of the time.
     print(f"{title}, once: {path} keeps it", file=sys.stderr, flush=True)
     # On a full disk, a write raises ENOSPC, but a writable memory map would kill the process.
@@ -99,14 +97,26 @@ def _write(path: Path, shape: tuple[int, ...], build: Callable[[], Chunks], titl
     with (
         whole.written(path) as temporary,
         open(temporary, "w+b") as file,
-        tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=None) as bar,
+        _progress(size, title) as update,
     ):
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
         begin = file.tell()
         for chunk in build():
-            bar.update(file.write(np.ascontiguousarray(chunk).data))
+            update(file.write(np.ascontiguousarray(chunk).data))
         file.flush()
         if (written := file.tell() - begin) != size:
             raise ValueError(f"{path.name}: built {written} bytes of {size}")
         file.write(whole.digest(np.memmap(file, np.uint8, "r").data))
+
+
+@contextlib.contextmanager
+def _progress(size: int, title: str) -> Iterator[Callable[[int], object]]:
+    """Show a bar of bytes on a terminal, if tqdm is there; yield what takes each chunk's number."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:  # the library alone
+        yield lambda _: None
+        return
+    with tqdm(total=size, desc=title, unit="B", unit_scale=True, delay=2.0, disable=None) as bar:
+        yield bar.update

@@ -12,6 +12,7 @@ file can hold components, too: their names are accepted wherever a component's n
 """
 
 import ast
+import contextlib
 import copy
 import difflib
 import functools
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from datasets.errors import DataError
+from datasets.errors import DataError, needs
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,9 @@ class Component:
 
     def load(self) -> Any:
         """Import the component's module and return the component."""
-        return getattr(importlib.import_module(self.module), self.attribute)
+        with contextlib.nullcontext() if self.is_theirs else needs("train", self.name):
+            module = importlib.import_module(self.module)
+        return getattr(module, self.attribute)
 
     def maker(self) -> Callable[..., Any]:
         """Return the loaded component as a callable, with a user's own arguments bound."""

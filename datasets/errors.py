@@ -1,5 +1,8 @@
 """Errors that the user must read and can fix. A traceback would not help."""
 
+import contextlib
+from collections.abc import Iterator
+
 
 class UserError(Exception):
     """Bad input: ``str(error)`` is one line that names the flag or the file. Exit code 2."""
@@ -12,3 +15,17 @@ class UserError(Exception):
 
 class DataError(UserError, ValueError):
     """Data is missing or damaged, or cannot serve the request."""
+
+
+@contextlib.contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Say which ``extra`` of the installation ``what`` needs, if an import inside finds it missing.
+
+    Raises:
+        UserError: in place of a ``ModuleNotFoundError``.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        line = f"{what} needs {error.name}: pip install 'maml-research[{extra}]'"
+        raise UserError(line) from error

@@ -15,11 +15,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import filelock
 from filelock import FileLock, Timeout
 
 PATIENCE_S = 60.0  # without a sign of life: then a process stops waiting
 BEAT_S = 5.0  # between two signs of life; a process that waits for longer says for whom
+
+
+# Before version 4, as beside an older torch, a lock is never a soft one, and knows no such word.
+_FIRM: Any = {"fallback_to_soft": False} if int(filelock.__version__.split(".")[0]) >= 4 else {}
 
 
 class HeldError(TimeoutError):
@@ -32,7 +38,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         # The members of a group may share a folder, so each may write the file.
-        self._lock = FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
+        self._lock = FileLock(path, mode=0o664, thread_local=False, **_FIRM)
 
     def acquire(self, patience: float = 0.0) -> bool:
         """Wait while the holder gives signs of life, and then for ``patience`` seconds.
@@ -49,7 +55,7 @@ class Lock:
                 break
             except Timeout:
                 pass
-            except OSError:
+            except (OSError, NotImplementedError):  # before version 4 the latter
                 return False
             if (now := self._sign()) != sign:
                 since, sign = time.monotonic(), now

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # "as" marks a name as public for type checkers
     from maml.library.meta_learner import MetaLearner as MetaLearner
     from maml.library.model import AdaptedModel as AdaptedModel
     from maml.library.model import Model as Model
+    from maml.library.model import from_pretrained as from_pretrained
     from maml.library.model import load as load
     from maml.library.tasks import Tasks as Tasks
     from maml.library.tasks import episodes as episodes
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # "as" marks a name as public for type checkers
 _FROM = {
     "maml.errors": ("UserError", "WorkerLostError"),
     "maml.library.gradient": ("meta_gradient",),
-    "maml.library.model": ("AdaptedModel", "Model", "load"),
+    "maml.library.model": ("AdaptedModel", "Model", "from_pretrained", "load"),
     "maml.library.joining": ("distributed",),
     "maml.library.family": (
         *("ANIL", "BOIL", "CAVIA", "IMAML", "MAML", "MAMLpp", "MetaCurvature"),
@@ -61,7 +62,11 @@ def __getattr__(name: str) -> Any:
             f"module {__name__!r} has no attribute {name!r}; docs/migration.md has the calls of "
             "other libraries"
         )
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    importlib.import_module("maml.params")  # first, because it looks at torch's version
+    from datasets.errors import needs
+
+    with needs("train", f"maml.{name}"):
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,7 @@
 import importlib
 import sys
 
+from datasets.errors import needs
 from maml.errors import UserError
 from maml.processes.program import run_program
 
@@ -30,7 +31,9 @@ def main(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in PROGRAMS:
         raise UserError(f"maml {arguments[0]}: no such program; {', '.join(PROGRAMS)}")
-    found = importlib.import_module(PROGRAMS[arguments[0]][0])
+    extra = "sweeps" if arguments[0] == "sweep" else "train"
+    with needs(extra, f"maml {arguments[0]}"):
+        found = importlib.import_module(PROGRAMS[arguments[0]][0])
     code: int = found.main(arguments[1:])
     return code
 

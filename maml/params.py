@@ -7,6 +7,9 @@ from torch import Tensor
 
 Params: TypeAlias = dict[str, Tensor]
 
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):  # every module that computes is here
+    raise ImportError(f"maml needs torch 2.8 or newer; this one is {torch.__version__}")
+
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have the same dtype, shape and numbers; nan equals nan."""

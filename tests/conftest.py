@@ -2,9 +2,10 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Name the record for the modules that are imported from now on."""
     if record := config.getoption("--faults-record"):
         os.environ["FAULTS_RECORD"] = str(Path(record).absolute())
+
+
+class _Module(pytest.Module):
+    """A file of tests. Where only the library is installed, one that imports more is skipped."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            lacks = error.__cause__
+            if isinstance(lacks, ModuleNotFoundError) and not importlib.util.find_spec("psutil"):
+                pytest.skip(f"{lacks.name} is not installed", allow_module_level=True)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    """Make a file of tests."""
+    return _Module.from_parent(parent, path=module_path)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from datasets.errors import needs
 from datasets.theirs import FromFile
 from datasets.whole import regular
 from maml.config import registry
@@ -21,18 +22,29 @@ def read(path: Path, *, trust: bool = False) -> Config:
     With ``trust``, a user's own components in that file are imported. Without it, they stay names
     (`datasets.theirs.FromFile`). Importing such a name is an error, but reading numbers is not.
     """
+    with needs("train", f"to read {path}"):
+        import yaml  # noqa: F401
     try:
         content = content_of(path)
         if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
             raise UserError("damaged or empty: no mapping of values called config")
-        values = content["config"].items()
-        config = from_values({n: v for n, v in values if n not in GONE or v != GONE[n]})
-        if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
-            raise UserError(f"preset {config.preset!r}: cannot name a folder")  # the run directory
-        check_values(config, own=False)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}: not a run directory") from error
     except (ValueError, RecursionError, UserError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path}: not a configuration of this version: {reason}") from error
+    return of_values(content["config"], path, trust=trust)
+
+
+def of_values(values: dict[str, Any], path: Path, *, trust: bool = False) -> Config:
+    """Return the configuration with these ``values``, which a file has; see `read`."""
+    try:
+        kept = {n: v for n, v in values.items() if n not in GONE or v != GONE[n]}
+        config = from_values(kept)
+        if not re.fullmatch(r"[\w.+-]*\w|", config.preset):
+            raise UserError(f"preset {config.preset!r}: cannot name a folder")  # the run directory
+        check_values(config, own=False)
+    except (ValueError, UserError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path}: not a configuration of this version: {reason}") from error
     names = registry.theirs(config)

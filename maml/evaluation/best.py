@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from maml.config import registry
+from maml.config.saved import read
 from maml.errors import UserError
-from maml.evaluation.scores import headline
 from maml.params import Params
-from maml.run import checkpoint, directory
-from maml.run.files import NUMBER, RECORD, RESULT, naming, read_object, read_rows
+from maml.run import checkpoint
+from maml.run.files import (
+    NUMBER,
+    RECORD,
+    RESULT,
+    headline,
+    naming,
+    read_json,
+    read_object,
+    read_rows,
+)
 from maml.run.provenance import digest_of
 
 RECORDED = "model.pt"
@@ -128,8 +137,8 @@ def recorded_content(record: Path) -> dict[str, Any]:
     if made.get("model_sha256", digest) != digest:
         raise UserError(f"{record / RECORDED}: not the file that was recorded: its digest differs")
     # Empty if the run was not tested, or if an earlier version wrote the result.
-    tested = directory.read_json(record / "result.json", RESULT).get("tested_iteration")
-    config = directory.read_config(record)
+    tested = read_json(record / "result.json", RESULT).get("tested_iteration")
+    config = read(record / "config.yaml")
     starts = made.get("starts") or [{}]
     return {
         "model": checkpoint.load_parameters(record / RECORDED)[0],

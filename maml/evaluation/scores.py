@@ -1,7 +1,7 @@
 """Scores of a strategy's parameters on a split: means and intervals over tasks."""
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import filterfalse
 from typing import Any
 
@@ -23,6 +23,7 @@ from maml.learners.objectives import Predictions, is_taken
 from maml.metagradient import draws
 from maml.metagradient.by_task import one_by_one
 from maml.params import Params
+from maml.run.files import headline
 from maml.run.progress import bar
 from maml.strategies.base import Strategy
 from maml.worker import Worker
@@ -249,11 +250,6 @@ def with_interval(mean: float, ci95: float | None, metric: str) -> str:
     """Show a mean and the half-width of its interval; accuracies in percent."""
     unit, scale = (" %", 100.0) if metric == "accuracy" else ("", 1.0)
     return f"{scale * mean:.2f} ± {'?' if ci95 is None else f'{scale * ci95:.2f}'}{unit}"
-
-
-def headline(scores: Container[str]) -> str:
-    """Return the metric that judges a result: the first of accuracy, return and loss it has."""
-    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def has_answers(scores: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ def adapting(pattern: str, network: nn.Module, names: Iterable[str], why: str) -
     for part in pattern.split(","):
         which, equals, number = part.strip().partition("=")
         rate = _rate(number, why) if equals else 1.0
-        rates.update(dict.fromkeys(_named(which, network, names, why), rate))
+        rates.update(dict.fromkeys(named(which, network, names, why), rate))
     moving = {name: rate for name, rate in rates.items() if rate}
     if not moving:
         raise UserError(f"{why}: no parameter adapts; use --inner-steps 0 for that")
@@ -50,11 +50,11 @@ def frozen(pattern: str | None, network: nn.Module, why: str) -> list[str]:
     still = {name for name, parameter in parameters.items() if not parameter.requires_grad}
     network.requires_grad_(True)
     for part in pattern.split(",") if pattern is not None else ():
-        still.update(_named(part.strip(), network, list(parameters), why))
+        still.update(named(part.strip(), network, list(parameters), why))
     return [name for name in parameters if name in still]
 
 
-def _named(which: str, network: nn.Module, names: list[str], why: str) -> list[str]:
+def named(which: str, network: nn.Module, names: list[str], why: str) -> list[str]:
     """Return the ``names`` that one pattern matches."""
     own = {name: own_name(network, name) for name in names}
     tied: dict[str, str] = getattr(network, "tied", {})

@@ -83,7 +83,7 @@ class Learner(nn.Module, ABC):
         self.plan = Plan(asked or by_default, shares=False)
         self.checked: dict[Any, Way] = {}
         if given is not None:
-            self.network, self.objective = given
+            self.network, self.objective = given[:2]
             self.contents = Contents(None, classifies=self.objective is not REGRESSION)
         else:
             self.contents = data_contents(config)

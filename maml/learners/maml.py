@@ -72,6 +72,9 @@ class MAML(Learner):
         if not self.adapting and self.network_adapts:
             raise UserError(f"{why}: all that would adapt is frozen")
         self.still = [name for name in names if name not in self.adapting]
+        self.inner_rates = given.rates if given is not None else None
+        if self.inner_rates is not None:
+            self._rates_of = self.inner_rates.of_names(self.network, [*self.adapting])
         if config.label_smoothing:
             if self.objective.loss is not F.cross_entropy or not self.inherits("loss"):
                 raise UserError(
@@ -85,8 +88,19 @@ class MAML(Learner):
     def problem(self, meta_params: Params, steps: int) -> Problem:
         """Return the problem: the query loss after the last inner step (algorithm 2, line 10)."""
         weights = self.network_weights(meta_params)
-        rates = None
-        if set(self.adapting.values()) != {1.0}:
+        lr, rates, own = self.config.inner_lr, None, self.inner_rates
+        if own is not None:
+            lr, rates = (
+                1.0,
+                [
+                    {
+                        name: factor * own.at(self._rates_of[name], step, meta_params)
+                        for name, factor in self.adapting.items()
+                    }
+                    for step in range(steps)
+                ],
+            )
+        elif set(self.adapting.values()) != {1.0}:
             of_each = {n: weights[n].new_full((), rate) for n, rate in self.adapting.items()}
             rates = [of_each] * steps
         return Problem(
@@ -94,7 +108,7 @@ class MAML(Learner):
             fixed={name: weights[name] for name in self.still} | of_loss(meta_params),
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
-            lr=self.config.inner_lr,
+            lr=lr,
             steps=steps,
             order=self.config.order,
             rates=rates,

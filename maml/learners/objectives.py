@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maml.errors import UserError
+from maml.learners.rates import Rates
 
 
 class Objective(NamedTuple):
@@ -25,10 +26,11 @@ class Objective(NamedTuple):
 
 
 class Given(NamedTuple):
-    """An existing network, with the protocol of `maml.networks`, and its objective."""
+    """An existing network, with the protocol of `maml.networks`, its objective, and inner rates."""
 
     network: nn.Module
     objective: Objective
+    rates: Rates | None = None
 
 
 class Predictions(NamedTuple):

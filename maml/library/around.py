@@ -2,35 +2,33 @@
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, jit, nn
 from torch.nn.parameter import is_lazy
 
-from maml.config import Config, checks, registry
+from maml.config import Config, checks
 from maml.config.fields import FACTS, from_values, with_values
 from maml.errors import UserError
 from maml.execution.copies import closed_copy
 from maml.learners import Learner
 from maml.learners.base import PARTS_OF_A_LOSS
 from maml.learners.objectives import CLASSIFICATION, Given
+from maml.learners.rates import Rates
 from maml.library.alone import in_words_of_the_library
 from maml.library.checking import Waiting
 from maml.library.fast_module import FastModule
+from maml.library.flags import facts_of, known
 from maml.networks.headless import in_short, layer_of
 from maml.networks.loss import LearnedLoss
 from maml.networks.ordinary import check_parameters, explicit, to_buffers
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 ORDERS = {1: "first", 2: "second"}
-NOT_HERE = (
-    *("ways", "shots", "queries", "eval_queries", "train_ways", "train_shots"),
-    *("keep_moment", "msl_epochs", "first_order_epochs", "iterations_per_epoch"),
-)
-"""Flags about data or iterations. They are no arguments here: the user's code controls both."""
 NEVER_CALLED = (
     *("problem", "training_problem", "support_loss", "query_loss", "answers", "metrics"),
     *PARTS_OF_A_LOSS,
@@ -61,20 +59,26 @@ def learner_around(
                 "your own by adapt(); such methods are for train_maml.py, in a subclass of a "
                 "learner of maml.learners (docs/extending.md)"
             )
-    if not callable(loss) or isinstance(loss, type):
-        raise UserError(f"loss is {loss!r}; give a function of (outputs, targets)")
+    if getattr(loss, "inner", None) is not None and "inner_steps" not in known(kind):
+        raise UserError(f"{kind.__name__} takes no inner_loss: it has no inner loop")
     needed = {parameter: parameter.requires_grad for parameter in module.parameters()}
     nothing = UserError(f"module: {type(module).__name__} has no parameter that could learn")
     try:
+        given_rates = _given_rates(kind, flags)
+        layer = flags.pop("context_layer", None) if "context_layer" in known(kind) else None
         config = _config(kind, module, flags)
-        objective = CLASSIFICATION._replace(loss=loss)
-        learner: Learner = _facts(kind).maker()(config, Given(_network(module, head), objective))
+        rates = None
+        if given_rates is not None:
+            rates = Rates(given_rates, config.inner_steps, getattr(torch, config.dtype))
+        given = Given(_network(module, head, layer), CLASSIFICATION._replace(loss=loss), rates)
+        learner: Learner = facts_of(kind).maker()(config, given)
     except UserError as error:
         if not needed:
             raise nothing from error
         line = in_words_of_the_library(str(error), FACTS).replace("network ", "module ", 1)
         line = line.replace("the network", "the module")
         line = re.sub(r"give its class head_prefix = .*", 'give head="name of the layer"', line)
+        line = line.replace("give its class context_layer = ", "give context_layer=")
         raise UserError(line) from error
     finally:
         # The learner shares the module's tensors, and has begun to change what is frozen.
@@ -85,30 +89,41 @@ def learner_around(
     return learner
 
 
-def loss_of(loss: Loss, module: nn.Module) -> Loss:
-    """Return a loss as a learner takes it: it learns if it is a module with parameters of its own.
+def loss_of(loss: Loss | None, inner: Loss | None, module: nn.Module) -> Loss:
+    """Return the losses as a learner takes them: modules with parameters of their own learn.
+
+    ``inner``: the inner loop's loss, if it is another one than the outer ``loss``.
 
     Raises:
         UserError: if they have another dtype than the module's.
     """
-    if not isinstance(loss, nn.Module):
+    loss = F.cross_entropy if loss is None else loss
+    for name, each in (("loss", loss), ("inner_loss", inner)):
+        if each is not None and (not callable(each) or isinstance(each, type)):
+            raise UserError(f"{name} is {each!r}; give a function of (outputs, targets)")
+    if inner is None and not isinstance(loss, nn.Module):
         return loss
-    learning = {p for p in loss.parameters() if p.requires_grad}
-    if not learning or learning & {*module.parameters()}:
-        return OfModule(loss)
-    dtypes = [{p.dtype.to_real() for p in some} for some in (learning, module.parameters())]
-    if dtypes[0] != dtypes[1]:
-        kinds = (", ".join(sorted(map(str, some))) for some in dtypes)
-        raise UserError("loss: its parameters are {}, and the module's {}".format(*kinds))
-    learned = LearnedLoss(closed_copy(loss, {}))
+    of_module, kept = {*module.parameters()}, list[Any]()
+    for each in (loss, inner):
+        own = each.parameters() if isinstance(each, nn.Module) else ()
+        learning = {p for p in own if p.requires_grad}
+        learns = learning and not learning & of_module
+        kept.append(each if learns or each is None else OfModule(each))
+        dtypes = [{p.dtype.to_real() for p in some} for some in (learning, of_module)]
+        if learns and dtypes[0] != dtypes[1]:
+            kinds = (", ".join(sorted(map(str, some))) for some in dtypes)
+            raise UserError("loss: its parameters are {}, and the module's {}".format(*kinds))
+    if inner is None and isinstance(kept[0], OfModule):
+        return kept[0]
+    learned = closed_copy(LearnedLoss(*kept), {})
     to_buffers(learned, [n for n, p in learned.named_parameters() if not p.requires_grad])
     return learned
 
 
 class OfModule:
-    """A loss that is a module, as a function: the learner neither holds, casts nor copies it."""
+    """A loss that does not learn: the learner neither holds, casts nor copies it."""
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(self, loss: Loss) -> None:
         self.loss = loss
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Any:
@@ -119,39 +134,38 @@ class OfModule:
         return self
 
 
-def _facts(kind: type) -> registry.LearnerFacts:
-    """Return the facts of the learner that ``kind``, or its base in the family, names."""
-    for base in kind.__mro__:
-        if base.__module__ == "maml.library.family":
-            name = base.__name__.lower().replace("metacurvature", "metacurv")
-            return registry.learner(name)
-    raise UserError(f"{kind.__name__} is no learner: derive it from maml.MAML or another")
+def _given_rates(kind: type, flags: dict[str, Any]) -> Any:
+    """Take an ``inner_lr`` that is no number out of the flags, and return it; None: it is one."""
+    given = flags.get("inner_lr")
+    if not isinstance(given, Tensor | list | tuple | Mapping):
+        return None
+    if facts_of(kind).attribute != "MAML":
+        raise UserError(
+            f"inner_lr is a {type(given).__name__}: {kind.__name__} takes a number; MAML, ANIL and "
+            "BOIL also take a parameter that learns, one rate for each step, or {pattern: rate}"
+        )
+    flags["inner_lr"] = 1.0
+    return given
 
 
 def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
-    facts = _facts(kind)
-    read = facts.reads or ()
-    known = [name for name in ("freeze", *read) if name not in NOT_HERE]
+    facts = facts_of(kind)
+    names = known(kind)
     flags = {name: v.item() if isinstance(v, np.generic) else v for name, v in flags.items()}
-    for name, value in flags.items():
-        if name not in known:
-            meant = f": give inner_{name}" if f"inner_{name}" in known else ""
+    for name in flags:
+        if name not in names:
+            meant = f": give inner_{name}" if f"inner_{name}" in names else ""
             raise UserError(
                 f"{kind.__name__} takes no {name}{meant}; besides module, loss, head and batching "
-                f"it takes {', '.join(sorted(known))} (docs/migration.md has the pairs of other "
+                f"it takes {', '.join(sorted(names))} (docs/migration.md has the pairs of other "
                 "libraries)"
-            )
-        if name == "inner_lr" and isinstance(value, Tensor | list | tuple):
-            raise UserError(
-                f"inner_lr is a {type(value).__name__}: give a number; MetaSGD learns a rate for "
-                "each weight, and MAMLpp one for each tensor and inner step"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:
             raise UserError(f"order {flags['order']!r}: 1 or 2")
         flags["order"] = ORDERS[flags["order"]]
-    if "eval_inner_steps" in known:
-        flags.setdefault("eval_inner_steps", flags.get("inner_steps", Config().inner_steps))
+    if "eval_inner_steps" in names and flags.get("eval_inner_steps") is None:
+        flags["eval_inner_steps"] = flags.get("inner_steps", Config().inner_steps)
     config = from_values(flags)
     for name, value in flags.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -170,12 +184,14 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     )
 
 
-def _network(module: nn.Module, head: str | None) -> nn.Module:
+def _network(module: nn.Module, head: str | None, context_layer: str | None) -> nn.Module:
     """Return a copy of a module with the interface of `maml.networks`. Both share all tensors."""
     network = _copied(module)
     check_parameters(network, type(module).__name__, of_run=False)
     if head is not None:
         network.head_prefix = _prefix(head, network)  # type: ignore[assignment]
+    if context_layer is not None:
+        network.context_layer = context_layer  # type: ignore[assignment]
     return explicit(network, type(module).__name__)
 
 

@@ -85,6 +85,11 @@ class FastModule(nn.Module):
         with alone_with(network), switched(learner, training=self.training):
             return learner.features_of(self.params, called_with(network, inputs, named))[0]
 
+    def extra_repr(self) -> str:
+        """Return what `print` shows: the network."""
+        network = self._learner.network
+        return repr(getattr(network, "module", network))
+
     def __deepcopy__(self, memo: Any) -> "FastModule":
         """Return a copy with weights of its own, which are functions of nothing."""
         params = {name: tensor.detach().clone() for name, tensor in self.params.items()}

@@ -13,12 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets import accelerator
-from datasets.image_files import Decoder, as_in, shown
+from datasets.errors import needs
 from datasets.tasks import Task
 from datasets.whole import regular
 from datasets.words import counted
@@ -111,10 +110,10 @@ def whole(given: Any, what: str) -> int:
 
 def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> NDArray[Any]:
     """Return images as an array of any shape and type. PIL images get the model's size and mode."""
-    if isinstance(given, (Image.Image, str, Path)):
+    if _is_picture(given):
         given = [given]
     many = given if isinstance(given, (list, tuple)) else []
-    pictures = [isinstance(one, (Image.Image, str, Path)) for one in many]
+    pictures = [*map(_is_picture, many)]
     if not any(pictures):
         return _stacked(given, what)
     if not all(pictures):
@@ -122,12 +121,27 @@ def _array(given: Images, shape: tuple[int, int, int], data: str, what: str) -> 
     channels, height, width = shape
     if height != width or channels not in (1, 3):
         raise UserError(f"{what}: PIL images are fitted to squares; the model takes {list(shape)}")
+    with needs("train", "a picture"):
+        from datasets.image_files import Decoder, as_in
     decoder = Decoder(height, "rgb" if channels == 3 else "grey")
     return as_in(data, np.stack([_decoded(one, decoder, what) for one in given]))
 
 
-def _decoded(picture: Any, decoder: Decoder, what: str) -> NDArray[np.uint8]:
-    """Return a PIL image, or a file that PIL opens, in the size and mode of the model's images."""
+def _is_picture(one: Any) -> bool:
+    """Return whether this is a path or an image of PIL, which need not be there."""
+    of_pil = any(kind.__module__.startswith("PIL.") for kind in type(one).__mro__)
+    return of_pil or isinstance(one, (str, Path))
+
+
+def _decoded(picture: Any, decoder: Any, what: str) -> NDArray[np.uint8]:
+    """Return a PIL image, or a file that PIL opens, in the size and mode of the model's images.
+
+    ``decoder``: a `datasets.image_files.Decoder`.
+    """
+    from PIL import Image
+
+    from datasets.image_files import shown
+
     which = "an image" if isinstance(picture, Image.Image) else shown(picture)
     try:
         if isinstance(picture, Image.Image):

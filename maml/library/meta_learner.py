@@ -9,10 +9,9 @@ import copy
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import accelerator, addresses
@@ -27,8 +26,10 @@ from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
 from maml.library.compiling import Compiling
 from maml.library.fast_module import FastModule, adapted
+from maml.library.flags import Flags, Signature
 from maml.library.inputs import GivenTasks, as_support, as_tasks, explained, ways_of, whole
 from maml.library.labels import Labels
+from maml.library.saving import Saved
 from maml.metagradient import draws
 from maml.metagradient.by_task import Batching, alike, joined, unstacked
 from maml.metagradient.differentiate import OuterGradient
@@ -41,7 +42,7 @@ TRIED = 2
 """The number of tasks on which we compare batching with a loop, before any tasks are batched."""
 
 
-class MetaLearner(checking.Waiting):
+class MetaLearner(checking.Waiting, Saved):
     """A meta-learner around a module. It contains the program's learner of the same name.
 
     Its parameters are the module's own tensors and all further meta-parameters. A call with tasks
@@ -65,6 +66,7 @@ class MetaLearner(checking.Waiting):
     """
 
     _reaching: list[tuple[str, str]] = []
+    __signature__ = Signature()
 
     @alone()
     def __init__(
@@ -72,10 +74,11 @@ class MetaLearner(checking.Waiting):
         module: nn.Module,
         *more: Any,
         loss: Loss | None = None,
+        inner_loss: Loss | None = None,
         head: str | None = None,
         batching: Literal["auto", "vmap", "tasks"] = "auto",
         compile: Literal["auto", True, False] = "auto",
-        **flags: Any,
+        **flags: Unpack[Flags],
     ) -> None:
         """Make a meta-learner.
 
@@ -85,6 +88,7 @@ class MetaLearner(checking.Waiting):
                 and ``freeze`` freezes them.
             loss: ``(outputs, targets) → scalar``, the mean over the examples of a set. None: the
                 cross-entropy, with integer classes as targets.
+            inner_loss: What the inner loop descends, if not ``loss``; it may learn, too.
             head: The name of the output layer, for learners that treat this layer separately.
             batching: How tasks are computed: "vmap" all at once, if they can be batched; "tasks"
                 one by one, each in a thread. "auto" tries both on the first tasks, and leaves
@@ -107,8 +111,8 @@ class MetaLearner(checking.Waiting):
             raise UserError(f"compile {compile!r}: auto, True or False")
         if compile is True and batching == "tasks":
             raise UserError("compile=True computes all tasks at once: leave out batching")
-        own = F.cross_entropy if loss is None else loss_of(loss, module)
-        learner = learner_around(type(self), module, own, head, flags)
+        own = loss_of(loss, inner_loss, module)
+        learner = learner_around(type(self), module, own, head, {**flags})
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling = Compiling(compile if batching != "tasks" else False)
         self._labels = Labels(own, of_classes=loss is None)

@@ -7,30 +7,41 @@ import os
 from collections.abc import Hashable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from datasets.tasks import Task
 from datasets.words import counted
-from maml.config import registry
+from maml.config import Config, registry
 from maml.config.presets import title, with_values
+from maml.config.saved import of_values, read
 from maml.errors import UserError
 from maml.evaluation.best import RECORDED, content_of
 from maml.learners import Learner, build_learner
 from maml.learners.objectives import REGRESSION
-from maml.library import inputs
+from maml.library import family, inputs
 from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
 from maml.library.meta_learner import MetaLearner
+from maml.library.saving import ENDING, Saved, on_hub
+from maml.library.saving import content_of as content_of_file
 from maml.library.tasks import Tasks
 from maml.networks.ordinary import switched
 from maml.params import Params
-from maml.processes.setup import choose_device
-from maml.processes.world import World
-from maml.run import checkpoint, directory
+from maml.run import checkpoint
 from maml.run.provenance import warn_of_edits
+
+
+@overload
+def load(
+    path: Path | str, iteration: int | str | None = ..., device: str = ..., *, trust: bool = ...
+) -> Model: ...
+
+
+@overload
+def load(path: Path | str, *, module: nn.Module, **arguments: Any) -> MetaLearner: ...
 
 
 @alone()
@@ -40,19 +51,24 @@ def load(
     device: str = "auto",
     *,
     trust: bool = False,
-) -> Model:
-    """Load a trained model.
+    module: nn.Module | None = None,
+    **arguments: Any,
+) -> Model | MetaLearner:
+    """Load a trained model, or a meta-learner around a module of your own.
 
     Args:
         path: A run directory, a checkpoint file in a run directory, or a record that keeps its
             parameters (``launch/records/PRESET/seed-N``). A run directory gives the model that the
-            run tests: the last, or the best with ``--test-model best``. Loading runs no code from
-            the file (``weights_only``).
+            run tests: the last, or the best with ``--test-model best``. Or a ``.safetensors`` file
+            of `MetaLearner.save` or `Model.save`. Loading runs no code from the file.
         iteration: Another checkpoint of the run directory; "best": the kept checkpoint that
             validated best.
         device: cpu, cuda, cuda:N, or auto, which takes a GPU if there is one.
         trust: Whether to import a user's own components (``module:attribute``) that the run's
             config.yaml names. The import runs their code. Without trust such a run is refused.
+        module: Of a file of `MetaLearner.save`: a module of the same form. Its tensors get the
+            file's values, and the `MetaLearner` around it is returned.
+        arguments: Further arguments of this meta-learner, as its ``loss``.
 
     A line on stderr names your own files (``--network module:Class``) that have changed since.
 
@@ -61,15 +77,40 @@ def load(
             without ``trust``. The one line names the file. Also for a run that does not adapt or
             that acts (``--learner supervised``, ``reinforce``).
     """
+    if Path(path).suffix == ENDING:
+        return _of_file(Path(path).expanduser(), device, trust, module, arguments)
+    if module is not None or arguments:
+        raise UserError(f"{path}: module and its arguments are for a {ENDING} file")
     run_dir, file = find(Path(path), iteration)
-    read = directory.read_config(run_dir, trust=trust)
-    config = with_values(read, strategy="local", device=device)
+    config = with_values(read(run_dir / "config.yaml", trust=trust), strategy="local")
     registry.import_theirs(config)
     if file is None or file.name == RECORDED:
         wanted = None if iteration is None else str(iteration)
         saved = content_of(run_dir, wanted, transductive=config.transductive, flag="iteration")
     else:
         saved = checkpoint.load(file)
+    learner = _built(config, run_dir)
+    checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
+    warn_of_edits(config, saved)
+    model = Model(learner, saved["model"], saved["iteration"], _there(device))
+    model.run_dir = run_dir
+    return model
+
+
+def from_pretrained(name: Path | str, **how: Any) -> Any:
+    """Return what `load` makes of a model on the hub, or in a folder of `save_pretrained`.
+
+    Args:
+        name: "user/model" on the Hugging Face Hub, or the folder.
+        how: ``revision``, ``token``, … of `huggingface_hub`, and the arguments of `load`.
+    """
+    found = on_hub().from_pretrained(name, **how)
+    assert found.file is not None
+    return load(found.file, **found.arguments)
+
+
+def _built(config: Config, what: Path) -> Learner:
+    """Return the learner of a run, if it adapts."""
     learner = build_learner(config)
     why = {
         "batches": "it does not adapt",
@@ -77,11 +118,46 @@ def load(
     }
     tasks = registry.learner(config.learner).tasks
     if tasks in why:
-        raise UserError(f"{run_dir}: a run of --learner {config.learner}: {why[tasks]}")
-    checkpoint.check_model(saved, learner.meta_parameters(), str(file or run_dir))
-    warn_of_edits(config, saved)
-    place = choose_device(config, World(0, 1, 0, 1, launched=False))
-    return Model(learner, saved["model"], saved["iteration"], place)
+        raise UserError(f"{what}: a run of --learner {config.learner}: {why[tasks]}")
+    return learner
+
+
+def _of_file(
+    path: Path, device: str, trust: bool, module: nn.Module | None, arguments: dict[str, Any]
+) -> Model | MetaLearner:
+    """Load what `Saved.save` has written."""
+    about, params = content_of_file(path)
+    if "learner" not in about:
+        config = with_values(of_values(about["config"], path, trust=trust), strategy="local")
+        registry.import_theirs(config)
+        learner = _built(config, path)
+        checkpoint.check_model({"model": params}, learner.meta_parameters(), str(path))
+        iteration = about.get("iteration") or config.iterations
+        return Model(learner, params, iteration, _there(device))
+    kind: Any = vars(family).get(about["learner"])
+    if not (isinstance(kind, type) and issubclass(kind, MetaLearner)):
+        raise UserError(f"{path}: {about['learner']!r} is no meta-learner of this version")
+    if module is None:
+        raise UserError(f"{path}: {kind.__name__} around its author's module: give module=…")
+    given = {*arguments, *(["loss"] if "inner_loss" in arguments else [])}
+    if lacking := [name for name in about.get("give") or () if name not in given]:
+        raise UserError(f"{path}: no file can hold its {lacking[0]}: give {lacking[0]}=…, too")
+    made: MetaLearner = kind(module, **(about.get("flags") or {}) | arguments)
+    own = made.learner.meta_parameters()
+    checkpoint.check_model({"model": params}, own, str(path))
+    for name, parameter in own.items():
+        parameter.data.copy_(params[name])
+    return made
+
+
+def _there(device: str) -> torch.device:
+    """Return the device of a name; auto: a GPU if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # torch has no other type for them
+        raise UserError(f"device {device!r}: {str(error).splitlines()[0]}") from error
 
 
 def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | None]:
@@ -100,7 +176,7 @@ def find(path: Path, iteration: int | str | None = None) -> tuple[Path, Path | N
     return run_dir, file
 
 
-class Model:
+class Model(Saved):
     """A trained learner with its meta-parameters.
 
     Attributes:
@@ -108,9 +184,12 @@ class Model:
         iteration: The number of training iterations after which this model was saved.
         image_shape: (C, H, W) of the images that it takes; None if it takes no images.
         device: Where its parameters are.
+        run_dir: The run directory or record that it was loaded from; None: a file.
         ways: The run's number of classes; None for a regression. If the learner has no parameters
             for a class (`Learner.any_ways`), the model takes any number of classes.
     """
+
+    run_dir: Path | None = None
 
     def __init__(
         self, learner: Learner, meta_params: Params, iteration: int, device: torch.device
@@ -130,6 +209,10 @@ class Model:
         task = f"regression of {config.data}" if self.ways is None else f"{self.ways}-way"
         images = "" if self.image_shape is None else f", images {list(self.image_shape)}"
         return f"<{config.learner} of {title(config)}, {task}{images}, iteration {self.iteration}>"
+
+    def about(self) -> dict[str, Any]:
+        """See `Saved.about`; with the iteration."""
+        return super().about() | {"iteration": self.iteration}
 
     @property
     def meta_params(self) -> Params:

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from datasets import accelerator, addresses
 from datasets.tasks import Task
 from maml.networks.calls import alone_with, apply
-from maml.networks.ordinary import tensors
+from maml.networks.ordinary import swapped, tensors
 from maml.ops.instead import instead
 from maml.params import Params, of_kind, without_prefix
 
@@ -64,25 +64,29 @@ def of_loss(meta_params: Params) -> Params:
 
 
 class LearnedLoss(nn.Module):
-    """A loss that is a module with parameters that learn. It is a learner's ``criterion``."""
+    """A learner's ``criterion`` with parameters that learn, or with another ``inner`` loss."""
 
-    def __init__(self, loss: nn.Module) -> None:
+    def __init__(
+        self, loss: Callable[..., Tensor], inner: Callable[..., Tensor] | None = None
+    ) -> None:
+        """``inner``: what the inner loop descends; None: ``loss``. Parameters of modules learn."""
         super().__init__()
-        self.loss = loss
+        self.loss, self.inner = loss, inner
 
-    def forward(self, outputs: Any, y: Any) -> Tensor:
-        """Return the loss by its own parameters."""
-        return self.loss(outputs, y)
+    def forward(self, outputs: Any, y: Any, part: str = "query") -> Tensor:
+        """Return a set's loss by the modules' own parameters."""
+        return (self.loss if part == "query" else self.inner or self.loss)(outputs, y)
 
-    def at(self, params: Params) -> Callable[[Any, Any], Tensor]:
-        """Return the loss as a function, by those of ``params`` that are its own."""
+    def at(self, params: Params, part: str) -> Callable[[Any, Any], Tensor]:
+        """Return a set's loss as a function, by those of ``params`` that are its own."""
         known = tensors(self)
         given = without_prefix(params, CRITERION)
         own = {name: of_kind(tensor, known[name]) for name, tensor in given.items()}
 
         def loss(outputs: Any, y: Any) -> Tensor:
-            with alone_with(self):
-                return torch.func.functional_call(self, own, (outputs, y))
+            # Not torch's functional_call, which breaks a module that has two names.
+            with alone_with(self), swapped(self, dict(own)):
+                return self(outputs, y, part)
 
         return loss
 
@@ -100,7 +104,9 @@ class NetworkLoss:
         """Return the loss, a scalar, and the outputs ``[E, …]``; () if they are not one tensor."""
         x, y = part_of(task, self.part)
         outputs, _ = apply(self.network, params, x)
-        loss = self.loss.at(params) if isinstance(self.loss, LearnedLoss) else self.loss
+        loss = self.loss
+        if isinstance(loss, LearnedLoss):
+            loss = loss.at(params, self.part)
         with instead():
             value = loss(outputs, y)
         return value, outputs if isinstance(outputs, Tensor) else ()

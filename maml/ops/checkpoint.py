@@ -66,4 +66,6 @@ def _checkpoint(
         yield from own(again, *given, **options)
 
 
-_CHECKPOINTS = Replaced(of_torch, "_checkpoint_without_reentrant_generator_impl", _checkpoint)
+_NAMES = "_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator"
+"""The generator behind a checkpoint: from torch 2.15 on, and before."""
+_CHECKPOINTS = Replaced(of_torch, next(n for n in _NAMES if hasattr(of_torch, n)), _checkpoint)

@@ -14,14 +14,14 @@ from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
 from maml.config.presets import title
-from maml.evaluation.scores import after_steps, answers, headline
+from maml.evaluation.scores import after_steps, answers
 from maml.learners import Learner
 from maml.library.model import Model
 from maml.metagradient import by_task
 from maml.params import Params
 from maml.plots import style
 from maml.plots.style import BLUE, GREY, ORANGE
-from maml.run.files import read_rows
+from maml.run.files import headline, read_rows
 from maml.run.log import Row
 from maml.run.reading import Run, history
 from maml.worker import Worker

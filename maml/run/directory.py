@@ -18,7 +18,6 @@ import yaml
 from maml.config import Config, saved, user_path
 from maml.config.checks import most_threads
 from maml.config.presets import with_values
-from maml.errors import UserError
 from maml.processes.identity import Identity, started
 from maml.run import files
 from maml.run.provenance import git_commit, machine, own_files, versions
@@ -161,13 +160,6 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     files.write_text(path, json.dumps(content, indent=2) + "\n")
 
 
-def read_json(path: Path, form: files.Form) -> dict[str, Any]:
-    """Return the JSON object of a ``form`` in a file, or an empty one if there is none."""
-    with contextlib.suppress(UserError):
-        return files.read_object(path, form)
-    return {}
-
-
 def write_status(run_dir: Path, state: str, iteration: int) -> None:
     """Write ``status.json``, which tells observers what the run is doing.
 
@@ -180,7 +172,7 @@ def write_status(run_dir: Path, state: str, iteration: int) -> None:
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:
     """Return what `write_status` wrote, or None; the state is "lost" if training was killed."""
-    content = read_json(run_dir / "status.json", files.STATUS)
+    content = files.read_json(run_dir / "status.json", files.STATUS)
     if content.get("state") == "training":
         # An earlier version did not write the process.
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, OverflowError):

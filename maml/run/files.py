@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -135,6 +135,18 @@ def read_object(path: Path, form: Form) -> dict[str, Any]:
     if wrong := misfit(content, form):
         raise UserError(f"{path}: damaged: its {wrong}")
     return content
+
+
+def read_json(path: Path, form: Form) -> dict[str, Any]:
+    """Return the JSON object of a ``form`` in a file, or an empty one if there is none."""
+    with contextlib.suppress(UserError):
+        return read_object(path, form)
+    return {}
+
+
+def headline(scores: Container[str]) -> str:
+    """Return the metric that judges a result: the first of accuracy, return and loss it has."""
+    return next(name for name in ("accuracy", "return", "loss") if name in scores)
 
 
 def make_folder(folder: Path, flag: str) -> None:

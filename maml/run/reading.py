@@ -10,7 +10,16 @@ from typing import Any
 from maml.config.fields import Config, settings
 from maml.errors import UserError
 from maml.run import directory
-from maml.run.files import RECORD, RESULT, TESTED, Scores, read_object, read_rows, read_tasks
+from maml.run.files import (
+    RECORD,
+    RESULT,
+    TESTED,
+    Scores,
+    read_json,
+    read_object,
+    read_rows,
+    read_tasks,
+)
 from maml.run.log import Row, step_and_values
 
 
@@ -29,7 +38,7 @@ class Run:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The content of result.json; empty if it cannot be read."""
-        return directory.read_json(self.path / "result.json", RESULT)
+        return read_json(self.path / "result.json", RESULT)
 
     @cached_property
     def made(self) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import numpy as np
 from maml.config import Config, registry
 from maml.errors import UserError
 from maml.evaluation.intervals import Floats
-from maml.evaluation.scores import headline
 from maml.run import directory, reading
-from maml.run.files import TESTED
+from maml.run.files import TESTED, headline
 from maml.run.reading import Run
 
 TASKS = (

@@ -28,7 +28,7 @@ from maml.plots import style
 from maml.plots.style import BLACK, BLUE, GREY
 from maml.run.files import make_folder, write_text
 from maml.run.reading import Run
-from maml.studies import grid
+from maml.studies import files, grid
 from maml.studies.arms import Arm, paired, read
 
 LEGEND = """\
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     text = "a column of test_tasks.csv (default: accuracy, return or loss, as each run's headline)"
     parser.add_argument("--metric", help=text)
     parser.add_argument("--report", action="store_true", help="write report.md, with figures")
-    text = "where the report goes (default: runs/compared-<time>)"
+    text = "where the report and its tables go (default: runs/compared-<time>)"
     parser.add_argument("--folder", type=Path, help=text)
     options = parser.parse_args(arguments)
     if len(options.arms) < 2:
@@ -89,12 +89,20 @@ def plain(value: float, metric: str) -> str:
     return f"{100 * value:.2f} %" if is_percent(metric) else f"{value:.4g}"
 
 
-def means_table(arms: Sequence[Arm], metric: str) -> str:
-    """Return a table of means, each with its intervals over tasks and over seeds, and warnings."""
+def means_table(arms: Sequence[Arm], metric: str, folder: Path | None = None) -> str:
+    """Return a table of means, each with its intervals over tasks and over seeds, and warnings.
+
+    With a ``folder``, write it there as ``means.csv`` and ``means.tex``, too.
+    """
+    names = "name", metric, "half_width", "low", "high", "seeds", "half_width_over_seeds"
+    columns = {name: list[Any]() for name in names}
+
+    def half_width(values: Floats) -> float:
+        found = intervals.shown(values)
+        return (found.high - found.low) / 2
 
     def around(values: Floats) -> str:
-        found = intervals.shown(values)
-        mean, half = found.mean, (found.high - found.low) / 2
+        mean, half = intervals.shown(values).mean, half_width(values)
         if math.isnan(half):
             return f"{plain(mean, metric)}, all alike"
         percent = f"{100 * mean:.2f} ± {100 * half:.2f} %"
@@ -104,15 +112,23 @@ def means_table(arms: Sequence[Arm], metric: str) -> str:
     for arm in arms:
         seeds: list[Floats] = [np.array(list(of_seed.values())) for of_seed in arm.scores.values()]
         scores, means = np.concatenate(seeds), np.array([of_seed.mean() for of_seed in seeds])
-        low, high = (plain(end, metric) for end in intervals.interval(scores, metric))
+        ends = intervals.interval(scores, metric)
+        low, high = (plain(end, metric) for end in ends)
         over = around(means) if len(seeds) > 1 else "–"
         tasks = "–".join(map(str, sorted({min(map(len, seeds)), max(map(len, seeds))})))
         row = [arm.name, around(scores), f"{low} to {high}", over, str(len(seeds)), tasks]
         rows.append([*row, test_steps(arm.first)])
+        wide = half_width(means) if len(seeds) > 1 else None
+        numbers = [arm.name, scores.mean(), half_width(scores), *ends, len(seeds), wide]
+        for column, number in zip(columns.values(), numbers, strict=True):
+            column.append(number)
         if intervals.is_skewed(scores):
             skewed.append(arm.name)
     header = ["", f"{metric}, ± over tasks", "95 % interval", "± over seeds", "seeds", "tasks each"]
-    text = grid([*header, "test steps"], rows)
+    header.append("test steps")
+    text = grid(header, rows)
+    if folder is not None:
+        files.write(folder / "means", header, rows, columns)
     text += SKEWED.format(names=", ".join(skewed)) if skewed else ""
     learners = dict.fromkeys(arm.first.config.learner for arm in arms)
     differ = metric.endswith("loss") and len(learners) > 1 and any(map(is_theirs, learners))
@@ -125,8 +141,10 @@ def test_steps(run: Run) -> str:
     return "–" if facts and not facts.adapts_at_test else str(run.config.eval_inner_steps)
 
 
-def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> str:
-    """Return a table of differences, with its legend below."""
+def differences_table(
+    shifts: dict[str, Difference], base: str, metric: str, folder: Path | None = None
+) -> str:
+    """Return a table of differences, with its legend below; the files are as in `means_table`."""
 
     def signed(value: float) -> str:
         return f"{100 * value:+.2f}" if is_percent(metric) else f"{value:+.4g}"
@@ -135,7 +153,7 @@ def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> 
         said = "tied" if math.isnan(of.low) else f"{signed(of.low)} to {signed(of.high)}"
         return [said, "< 0.001" if p < 0.001 else f"{p:.3f}"]
 
-    rows, judged = [], intervals.verdicts(list(shifts.values()))
+    rows, judged = list[list[str]](), intervals.verdicts(list(shifts.values()))
     for (name, d), (p, p_seeds, verdict) in zip(shifts.items(), judged, strict=True):
         over_seeds, detectable = ["–", "–"], plain(d.runs.detectable, metric)
         if d.over_seeds is not None and p_seeds is not None:
@@ -144,6 +162,15 @@ def differences_table(shifts: dict[str, Difference], base: str, metric: str) -> 
         cells = [signed(d.runs.mean), *between(d.runs, p), *over_seeds]
         rows.append([name, *cells, detectable, verdict])
     header = ["", "Δ", "these runs", "p", "over seeds", "p", "detectable", "verdict"]
+    if folder is not None:
+        columns: dict[str, list[Any]] = {"name": [*shifts], "base": [base] * len(shifts)}
+        for part, of in (("", "runs"), ("_over_seeds", "over_seeds")):
+            for name in ("mean", "low", "high"):
+                found = [getattr(getattr(d, of), name, None) for d in shifts.values()]
+                columns[f"{name}{part}"] = found
+        columns |= {"p": [p for p, _, _ in judged], "p_over_seeds": [p for _, p, _ in judged]}
+        columns["verdict"] = [verdict for _, _, verdict in judged]
+        files.write(folder / "differences", header, rows, columns)
     more = ""
     if len(shifts) > 1:
         more = f" Each p is Holm's, for {len(shifts)} comparisons; an interval is of one alone."
@@ -158,8 +185,8 @@ def compared(arms: Sequence[Arm], folder: Path | None = None) -> tuple[str, str]
     """Return the tables of means and differences, and a link to the figure saved in ``folder``."""
     base, *others = arms
     found = {arm.name: intervals.difference(*paired(arm, base)) for arm in others}
-    differences = differences_table(found, base.name, base.metric)
-    text = f"{means_table(arms, base.metric)}\n\n{differences}"
+    differences = differences_table(found, base.name, base.metric, folder)
+    text = f"{means_table(arms, base.metric, folder)}\n\n{differences}"
     if folder is None:
         return text, ""
     style.save(_drawn(found, base.name, base.metric), folder / "differences")

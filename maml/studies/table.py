@@ -15,7 +15,8 @@ from maml.config.fields import CHOOSING
 from maml.config.parser import Parser
 from maml.config.presets import DEVIATIONS, PRESETS, changed, experiment
 from maml.errors import UserError
-from maml.evaluation.scores import has_answers, headline, with_interval
+from maml.evaluation.scores import has_answers, with_interval
+from maml.run.files import headline
 from maml.run.reading import Run
 from maml.studies import grid, recorded
 

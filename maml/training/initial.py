@@ -23,7 +23,7 @@ from maml.networks.headless import in_short
 from maml.networks.ordinary import AROUND
 from maml.params import Params
 from maml.run import checkpoint, directory
-from maml.run.files import CLASSES, naming, read_rows, write_text
+from maml.run.files import CLASSES, naming, read_json, read_rows, write_text
 
 BEFORE = ("", "network.", f"network.{AROUND}")
 """Prefixes of a run's parameter names that another program's names do not have."""
@@ -180,7 +180,7 @@ def met_before(source: str, classes: Mapping[str, Sequence[str]]) -> str:
     """
     path = Path(source)
     folders = [path, *path.absolute().parents[:2]]
-    found = (directory.read_json(folder / "classes.json", CLASSES) for folder in folders)
+    found = (read_json(folder / "classes.json", CLASSES) for folder in folders)
     learned = next(filter(None, found), {})
     met = set(map(own_name, learned.get("train", ()))).intersection
     shared = " and ".join(

@@ -14,7 +14,7 @@ from maml.evaluation import scores
 from maml.evaluation.best import BestModel
 from maml.params import Params
 from maml.plots.curves import draw_curves
-from maml.run.files import TESTED, read_rows, write_tasks
+from maml.run.files import TESTED, headline, read_rows, write_tasks
 from maml.training.run import Run
 from maml.worker import Worker
 
@@ -139,7 +139,7 @@ def test(run: Run, tested: tuple[int, Params], heed_stop: Callable[[], None]) ->
     # Imported here, because only a test needs scipy.
     from maml.evaluation.intervals import interval
 
-    judged = ("" if config.transductive else "non_transductive_") + scores.headline(names)
+    judged = ("" if config.transductive else "non_transductive_") + headline(names)
     ends = interval(values[:, names.index(judged)].double().numpy(), judged)
     result["interval95"] = ends if all(map(math.isfinite, ends)) else None
     return result | scores.with_headline(averages, transductive=config.transductive)

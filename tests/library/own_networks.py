@@ -1,5 +1,6 @@
 """Networks, losses and tasks for tests of the library, and a plain loop as their oracle."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,14 +114,14 @@ def stacked(tasks: Tasks) -> Any:
 
 
 def by_loop(
-    network: nn.Module,
-    tasks: Tasks,
-    steps: int,
-    lr: float,
-    loss_of: Any = F.cross_entropy,
-    order: int = 2,
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the outer loss, and its gradient by all that learns in the network and the loss."""
+    network: nn.Module, tasks: Tasks, steps: int, lr: Any, loss_of: Any = F.cross_entropy,
+    inner: Any = None, more: Sequence[Tensor] = (), order: int = 2,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """Return the outer loss, and its gradient by all that learns in the network and the loss.
+
+    ``lr``: a number, or a function of a parameter's name and the step. ``inner``: another loss of
+    the support set. ``more``: what else learns.
+    """
     params = dict(network.named_parameters())
     total = torch.zeros((), dtype=torch.float64)
 
@@ -130,15 +131,17 @@ def by_loop(
 
     for support_x, support_y, query_x, query_y in tasks:
         at = params
-        for _ in range(steps):
-            loss = loss_of(answers(at, support_x), support_y)
+        for step in range(steps):
+            loss = (inner or loss_of)(answers(at, support_x), support_y)
             by = torch.autograd.grad(
                 loss, list(at.values()), create_graph=order == 2,
                 materialize_grads=True, allow_unused=True,
             )  # fmt: skip
-            at = {n: p - lr * g for (n, p), g in zip(at.items(), by, strict=True)}
+            rates = {name: lr(name, step) if callable(lr) else lr for name in at}
+            at = {n: p - rates[n] * g for (n, p), g in zip(at.items(), by, strict=True)}
         total = total + loss_of(answers(at, query_x), query_y) / len(tasks)
-    return total.detach(), list(torch.autograd.grad(total, [*params.values(), *learning(loss_of)]))
+    learned = [*params.values(), *learning(loss_of), *more]
+    return total.detach(), list(torch.autograd.grad(total, learned))
 
 
 def learning(loss: Any) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """As a library: what a user types into a notebook, and `python -m maml.predict`."""
 
+import argparse
 import copy
 import json
 import pickle
@@ -24,9 +25,11 @@ from datasets.tasks import Task
 from maml import evaluate as evaluation
 from maml import predict
 from maml.config.presets import with_values
+from maml.errors import UserError
 from maml.learners import build_learner
 from maml.plots.tasks import panel
 from maml.run.files import read_rows
+from tests.launching import REPO
 from tests.runs import glyphs, sinusoid, supervised, train
 
 NAMES = ["owl", "cat", "dog"]
@@ -98,6 +101,84 @@ def test_is_what_evaluation_measures(learner: str, tmp_path: Path) -> None:
             losses.append(-found.log()[torch.arange(9), task.query_y].mean().item())
         assert np.mean(accuracies) == pytest.approx(row[f"{prefix}accuracy"], abs=1e-6)
         assert np.mean(losses) == pytest.approx(row[f"{prefix}loss"], abs=1e-5)
+
+
+def test_a_model_is_one_file_and_a_folder_for_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    hub = pytest.importorskip("huggingface_hub.hub_mixin", reason="needs the extra hf")
+    record = REPO / "launch/records/maml-glyphs-5way-1shot/seed-0"
+    model, task = maml.load(record), maml.episodes("glyphs", "test", ways=5).task(0)
+    model.save(tmp_path / "model.safetensors")
+    sent = dict[str, str]()
+
+    class Api:
+        """Stands for the hub: it keeps what is uploaded."""
+
+        def __init__(self, token: str | None) -> None:
+            assert token == "mine"
+
+        def create_repo(self, repo_id: str, **_: Any) -> Any:
+            return argparse.Namespace(repo_id=repo_id)
+
+        def upload_folder(self, folder_path: Path, **_: Any) -> str:
+            shutil.copytree(folder_path, tmp_path / "hub")
+            sent["card"] = (folder_path / "README.md").read_text()
+            return "address"
+
+    monkeypatch.setattr(hub, "HfApi", Api)
+    assert model.push_to_hub("me/owls", token="mine") == "address"
+    result, made = (json.loads((record / f"{n}.json").read_text()) for n in ("result", "record"))
+    assert f"| accuracy | {result['accuracy']:.4f} | {result['ci95']:.4f} |" in sent["card"]
+    assert 'maml.from_pretrained("me/owls")' in sent["card"]
+    assert f"value: {round(100 * result['accuracy'], 2)}" in sent["card"]
+    assert made["command"] in sent["card"] and made["starts"][-1]["git_commit"] in sent["card"]
+    of_file, of_hub = maml.load(tmp_path / "model.safetensors"), tmp_path / "hub"
+    before = model.adapt(task.support_x, task.support_y).predict(task.query_x)
+    for again in (of_file, maml.from_pretrained(of_hub)):
+        assert repr(again) == repr(model)
+        adapted = again.adapt(task.support_x, task.support_y)
+        assert torch.equal(adapted.predict(task.query_x), before)
+    assert str(tmp_path) not in (of_hub / "config.json").read_text()
+
+
+def test_a_learner_around_one_s_own_module_is_one_file(tmp_path: Path) -> None:
+    """The module, the loss and rates that learn are given again; the rest is in the file."""
+    pytest.importorskip("safetensors", reason="needs the extra hf")
+    path, loss = tmp_path / "own.safetensors", nn.MSELoss()
+
+    def net(width: int = 4) -> nn.Module:
+        return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
+
+    rate = nn.Parameter(torch.tensor(0.2))
+    learner = maml.ANIL(net(), inner_lr=rate, inner_steps=2, order=1, loss=loss, head="2")
+    learner.save(path)
+    lacks: dict[str, dict[str, Any]] = {
+        ": ANIL around its author's module: give module=…": {},
+        "no file can hold its loss: give loss=…": {"module": net()},
+        "no file can hold its inner_lr: give": {"module": net(), "loss": loss},
+        "another network's": {"module": net(5), "loss": loss, "inner_lr": rate},
+    }
+    for line, given in lacks.items():
+        with pytest.raises(UserError, match=line):
+            maml.load(path, **given)
+    mine = nn.Parameter(torch.tensor(0.7))
+    again = maml.load(path, module=net(), loss=loss, inner_lr=mine)
+    assert type(again) is maml.ANIL and again.learner.config == learner.learner.config
+    assert mine == rate
+    x, y = torch.randn(5, 3), torch.randn(5, 1)
+    assert torch.equal(again.adapt(x, y)(x), learner.adapt(x, y)(x))
+    plain = maml.MAML(net())
+    plain.save(path)
+    assert type(maml.load(path, module=net())) is maml.MAML
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(path.read_bytes()[:-1])
+    for file, line in ((damaged, "damaged: "), (tmp_path / "no.safetensors", "No such file")):
+        with pytest.raises(UserError, match=line):
+            maml.load(file, module=net())
+    with pytest.raises(UserError, match="give a name that ends in"):
+        learner.save(tmp_path / "own.pt")
 
 
 def threaded(shape: tuple[int, ...], ways: int) -> nn.Module:

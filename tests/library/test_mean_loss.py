@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import itertools
 import types
 import warnings
 from collections.abc import Callable
@@ -172,6 +171,69 @@ def test_loss_and_gradient_are_a_plain_loop_s(name: str, sizes: tuple[int, ...])
         torch.testing.assert_close(other.evaluate(tasks)["loss"].mean(), other(tasks))
 
 
+def rate(value: Any) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("batching", ["auto", "tasks"])
+@pytest.mark.parametrize("form", ["one", "by step", "list", "pattern", "of body alone"])
+def test_inner_rates_of_one_s_own(form: str, batching: Any) -> None:
+    """Numbers stay, parameters learn; the gradient is a plain loop's, also by adapting."""
+    torch.manual_seed(0)
+    one, by_step, network = rate(0.2), rate([0.1, 0.3]), dense()
+    given: Any = {
+        "one": one, "by step": by_step, "list": [one, 0.1],
+        "pattern": {"*": 0.1, "*.weight": [0.3, one], "3.*": by_step},
+        "of body alone": {"1.*": one},
+    }[form]  # fmt: skip
+    adapts = "1.*" if form == "of body alone" else "*"
+    rates: dict[str, Callable[[str, int], Any]] = {
+        "one": lambda name, step: one,
+        "by step": lambda name, step: by_step[step],
+        "list": lambda name, step: (one, 0.1)[step],
+        "pattern": lambda name, step: by_step[step] if name[0] == "3"
+        else (0.3, one)[step] if name.endswith("weight") else 0.1,
+        "of body alone": lambda name, step: one if name[0] == "1" else 0.0,
+    }  # fmt: skip
+    flags: Any = {"inner_steps": 2, "adapt": adapts, "batching": batching}
+    learner = maml.MAML(network, inner_lr=given, **flags)
+    learned = [r for r in (one, by_step) if any(r is p for p in learner.parameters())]
+    assert len([*learner.parameters()]) == 4 + len(learned) and learned
+    expected, gradients = by_loop(network, made(), 2, rates[form], more=learned)
+    for _ in range(2):
+        learner.zero_grad()
+        loss = learner(made())
+        loss.backward()
+        torch.testing.assert_close(loss, expected)
+        for parameter, gradient in zip([*network.parameters(), *learned], gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+    x, y, query_x, query_y = made()[0]
+    own = F.cross_entropy(learner.adapt(x, y, steps=3)(query_x), query_y)  # the last rate goes on
+    assert torch.autograd.grad(own, learned)[0].any()
+
+
+@pytest.mark.parametrize("learns", ["", "inner", "both", "one"])
+def test_the_inner_loop_may_have_another_loss(learns: str) -> None:
+    torch.manual_seed(0)
+    network, both = dense(), Tempered().double()
+    inner: Any = both if learns else lambda o, y: F.cross_entropy(o.tanh(), y)
+    outer: Any = {"both": Tempered().double(), "one": both}.get(learns)
+    loss_of = F.cross_entropy if outer is None else outer
+    more = learning(inner) if inner is not outer else []
+    learner = maml.MAML(network, inner_lr=0.1, inner_steps=2, loss=outer, inner_loss=inner)
+    expected, gradients = by_loop(network, made(), 2, 0.1, loss_of, inner, more)
+    for _ in range(2):
+        learner.zero_grad()
+        loss = learner(made())
+        loss.backward()
+        torch.testing.assert_close(loss, expected)
+        learned = [*network.parameters(), *learning(loss_of), *more]
+        for parameter, gradient in zip(learned, gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
+    assert {*learned} == {*learner.parameters()}
+    torch.testing.assert_close(learner.evaluate(made(), steps=2)["loss"].mean(), expected)
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_loss_does_not_see_what_forward_keeps(keeps: bool, direct: bool) -> None:
@@ -225,7 +287,7 @@ def test_kernels_serve_conv4(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sizes", [(6,), (3, 6), (6, 6)])
 def test_what_counts_its_calls_is_refused(sizes: tuple[int, ...]) -> None:
-    calls = itertools.count(1)
+    calls = iter(range(1, 10**9))
     network = Layer(lambda _, h: h[:, 0, :3] * next(calls)).double()
     with pytest.raises(ValueError, match="counts its calls"):
         maml.MAML(network)(made(sizes))

@@ -1,10 +1,11 @@
 """A learner as an ``nn.Module``: state, frozen parts, output layer, `adapt` against its loss."""
 
 import copy
+import inspect
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import maml
+from maml.config import Config
+from maml.library import family
+from maml.library.flags import Flags
 from maml.networks.stack import remembering
 from tests.library.own_networks import Blockwise, Tied, by_loop, dense, found_with, made, stacked
 
@@ -99,6 +103,7 @@ def test_what_has_adapted_is_its_own() -> None:
         answers = fast(query)
         given.zero_(), learner.train()
         assert torch.equal(fast(query), answers)
+        assert "Dropout(p=0.5" in repr(fast)
 
 
 def test_forward_may_write_into_its_input_and_into_buffers() -> None:
@@ -263,3 +268,23 @@ def test_a_checkpointed_block_is_computed_again_by_its_own_weights(steps: int) -
     expected = found_with(network, steps)
     network.again = True
     torch.testing.assert_close(found_with(network, steps), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_help_lists_what_a_learner_takes() -> None:
+    """By name, type and default; type checkers know the same names."""
+    named = set[str]()
+    kinds = [each for each in vars(family).values() if isinstance(each, type)]
+    for kind in {*kinds} - {maml.MetaLearner}:
+        shown = inspect.signature(type("Own", (kind,), {})).parameters
+        named |= (flags := {*shown} & {*get_type_hints(Flags)})
+        assert {*shown} - flags == {"module", "loss", "inner_loss", "head", "batching", "compile"}
+        network = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        given: Any = {name: shown[name].default for name in flags}
+        given |= {"context_layer": "1"} if "context_layer" in given else {}
+        assert type(kind(network, head="2", **given)) is kind  # each is taken, with its default
+    assert named == {*get_type_hints(Flags)}
+    own = type("Own", (maml.MAML,), {"__init__": lambda self: None})
+    assert not inspect.signature(own).parameters
+    types = get_type_hints(Config)
+    differ = {name for name, of in get_type_hints(Flags).items() if of != types.get(name)}
+    assert differ == {"inner_lr", "order", "eval_inner_steps", "context_layer"}

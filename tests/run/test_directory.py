@@ -13,8 +13,8 @@ from maml.errors import UserError
 from maml.evaluation.scores import mean_and_ci95
 from maml.plots import __main__ as plots
 from maml.run import provenance
-from maml.run.directory import choose, read_json, write_config, write_json
-from maml.run.files import append_row, read_tasks
+from maml.run.directory import choose, write_config, write_json
+from maml.run.files import append_row, read_json, read_tasks
 from tests.runs import glyphs, metrics, refused, result, sinusoid, train
 
 # 5 iterations, rows every 2 and at the end, validations every 2, a test.

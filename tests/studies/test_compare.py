@@ -1,5 +1,6 @@
 """Comparisons: which runs are compared, on which tasks, and what is said."""
 
+import csv
 import dataclasses
 import json
 import re
@@ -68,6 +69,15 @@ def test_a_report_says_what_the_statistics_say(
     for name in ("differences.png", "differences.pdf"):
         assert (tmp_path / "said" / name).stat().st_size > 1000
     assert "![differences](differences.png)" in report
+    with open(tmp_path / "said" / "means.csv", newline="") as file:
+        means = [*csv.DictReader(file)]
+    assert float(means[1]["accuracy"]) == pytest.approx(a.mean()) and means[1]["seeds"] == "3"
+    with open(tmp_path / "said" / "differences.csv", newline="") as file:
+        (shift,) = csv.DictReader(file)
+    both = found.runs.mean, found.over_seeds.low  # type: ignore[union-attr]
+    assert [float(shift[name]) for name in ("mean", "low_over_seeds")] == pytest.approx(both)
+    table = (tmp_path / "said" / "differences.tex").read_text()
+    assert rf"{mean:+.2f} & " in table and table.count(r" \\") == 2 and r"a\_report\_says" in table
     # With one run on each side, nothing is said about other seeds.
     trials = there / "trials"
     assert compare.main([str(trials / "3"), str(trials / "0"), str(trials / "0/../0")]) == 0

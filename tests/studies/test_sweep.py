@@ -1,5 +1,6 @@
 """Sweeps: every trial runs once, whichever process is killed, and states are true."""
 
+import csv
 import ctypes
 import errno
 import json
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from maml.errors import UserError
 from maml.run import directory
@@ -150,6 +153,23 @@ def test_a_report_ranks_settings_and_a_failed_trial_goes_on_when_asked(
     assert states(path) == [FINISHED] * 6
     assert [len(starts(trial)) for trial in opened(path).trials()] == [1, 2, 1] * 2
     assert "What failed" not in (tmp_path / "there" / "report.md").read_text()
+
+
+def test_a_grid_of_two_parameters_is_a_table_and_a_heat_map(tmp_path: Path) -> None:
+    """Each as files for papers; a setting whose trials all failed is left out."""
+    path = written(tmp_path, {"good": [0.25, 0.5, "inf"], "rounds": [1, 2], "seed": [0, 1]})
+    assert swept(path, "--workers", "2", "--report") == 1
+    there = tmp_path / "there"
+    assert np.asarray(Image.open(there / "grid.png").convert("L")).std() > 5
+    assert "](grid.png)" in (there / "report.md").read_text()
+    with open(there / "settings.csv", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    found = {(row["good"], row["rounds"], row["validation/accuracy"]) for row in rows}
+    assert found == {(good, rounds, good) for good in ("0.25", "0.5") for rounds in "12"}
+    assert {(row["trials"], row["spread"]) for row in rows} == {("2", "0.0")}
+    table = (there / "settings.tex").read_text().splitlines()
+    assert table[1:3] == [r"\begin{tabular}{lrrrr}", r"\toprule"]
+    assert r"good=0.5 rounds=1 & 50.00 \% & 0.00 \% & 2 & -- \\" in table
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

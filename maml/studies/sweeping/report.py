@@ -4,15 +4,16 @@ import contextlib
 import textwrap
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from optuna.distributions import CategoricalDistribution
 
 from maml.errors import UserError
-from maml.plots import style
+from maml.plots import heat, style
 from maml.plots.style import BLUE
 from maml.run.files import TESTED, write_text
 from maml.run.reading import read
-from maml.studies import compare, grid
+from maml.studies import compare, files, grid
 from maml.studies.arms import arm_of, other_tasks
 from maml.studies.sweeping.file import setting_of
 from maml.studies.sweeping.sweep import FAILED, Sweep, Trial
@@ -35,8 +36,9 @@ def write(sweep: Sweep) -> Path:
     settings = {name: of_setting[name] for name in order}
     parts = [
         _head(sweep),
-        _settings(sweep.file.metric, settings),
+        _settings(sweep, names, settings),
         _slices(sweep, names, ended),
+        _pairs(sweep, names, settings),
         _differences(sweep.folder, settings),
         _failures(sweep),
     ]
@@ -65,20 +67,27 @@ def _head(sweep: Sweep) -> str:
     return text + "."
 
 
-def _settings(metric: str, settings: dict[str, list[Trial]]) -> str:
-    rows = []
+def _settings(sweep: Sweep, names: list[str], settings: dict[str, list[Trial]]) -> str:
+    rows, metric = list[list[str]](), sweep.file.metric
+    columns = {name: list[Any]() for name in (*names, metric, "spread", "trials")}
     for name, trials in settings.items():
         values = _values(trials)
-        mean = compare.plain(fmean(values), metric)
-        spread = compare.plain(stdev(values), metric) if len(values) > 1 else "–"
+        mean, spread = fmean(values), stdev(values) if len(values) > 1 else None
         steps = "–"
         with contextlib.suppress(UserError):  # another program may write no config.yaml
             steps = compare.test_steps(read(trials[0].run_dir))
-        rows.append([name, mean, spread, str(len(values)), steps])
-    shown = grid(["setting", metric, "spread", "trials", "test steps"], rows)
+        shown = "–" if spread is None else compare.plain(spread, metric)
+        rows.append([name, compare.plain(mean, metric), shown, str(len(values)), steps])
+        point = trials[0].record.params
+        numbers = [*(point[name] for name in names), mean, spread, len(values)]
+        for column, number in zip(columns.values(), numbers, strict=True):
+            column.append(number)
+    header = ["setting", metric, "spread", "trials", "test steps"]
+    files.write(sweep.folder / "settings", header, rows, columns)
     return (
-        f"## Settings\n\n{shown}\n\nThe spread is the standard deviation over seeds. Test steps: "
-        "`eval_inner_steps`, the inner steps at validation and test."
+        f"## Settings\n\n{grid(header, rows)}\n\nThe spread is the standard deviation over seeds. "
+        "Test steps: `eval_inner_steps`, the inner steps at validation and test. For papers: "
+        "[settings.csv](settings.csv), [settings.tex](settings.tex)."
     )
 
 
@@ -103,6 +112,20 @@ def _slices(sweep: Sweep, names: list[str], trials: list[Trial]) -> str:
         style.finish(axis, name, metric * (axis in axes[:, 0]), metric=metric)
     style.save(drawn, sweep.folder / "effects")
     return "## Parameters\n\n![each trial by each parameter](effects.png)"
+
+
+def _pairs(sweep: Sweep, names: list[str], settings: dict[str, list[Trial]]) -> str:
+    """Draw the mean of each pair of values, if a grid has two parameters besides the seed."""
+    if len(names) != 2 or sweep.file.method != "grid":
+        return ""
+    x, y = names
+    means = {}
+    for trials in settings.values():
+        point = trials[0].record.params
+        means[point[x], point[y]] = fmean(_values(trials))
+    axes = [sweep.file.values[name] or () for name in names]
+    heat.draw(sweep.folder / "grid", (x, y), (axes[0], axes[1]), means, sweep.file.metric)
+    return f"![{sweep.file.metric} of each pair of {x} and {y}](grid.png)"
 
 
 def _differences(folder: Path, settings: dict[str, list[Trial]]) -> str:

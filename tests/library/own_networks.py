@@ -121,12 +121,13 @@ def by_loop(
     order: int = 2,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the outer loss, and its gradient by all that learns in the network and the loss."""
-    params = dict(network.named_parameters())
+    params = {name: p for name, p in network.named_parameters() if p.requires_grad}
     total = torch.zeros((), dtype=torch.float64)
 
-    def answers(at: dict[str, Tensor], x: Tensor) -> Any:
+    def answers(at: dict[str, Tensor], x: Any) -> Any:
         buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        return torch.func.functional_call(network, {**at, **buffers}, x)
+        given = ((), x) if isinstance(x, dict) else (x,)
+        return torch.func.functional_call(network, {**at, **buffers}, *given)
 
     for support_x, support_y, query_x, query_y in tasks:
         at = params

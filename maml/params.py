@@ -26,13 +26,19 @@ def in_float64(tensor: Tensor) -> Tensor:
 def in_reals(tensor: Tensor) -> Tensor:
     """Return a complex tensor as real numbers ``[…, 2]``, as torch's optimizers see it.
 
-    Then gradients, inner optimizers and messages have real numbers alone. Any other is unchanged.
+    Then gradients, inner optimizers and messages have real numbers alone. A tensor in bf16 is
+    returned in float32, because most steps are smaller than bf16's rounding. Any other is
+    unchanged.
     """
+    if tensor.dtype == torch.bfloat16:
+        return tensor.float()
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def of_kind(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the complex tensor of which `in_reals` has made ``tensor``, if ``like`` is complex."""
+    """Return the tensor of which `in_reals` has made ``tensor``: of the kind of ``like``."""
+    if like.dtype == torch.bfloat16:
+        return tensor.to(like.dtype)
     if not like.is_complex() or tensor.is_complex():
         return tensor
     return torch.complex(tensor[..., 0], tensor[..., 1])

@@ -118,6 +118,17 @@ def test_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "runs/sweeps/steps/report.md").is_file()
 
 
+def test_lora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package, reason=f"needs {package} (requirements.txt)")
+    torch.manual_seed(0)
+    names = run_page("docs/tutorials/lora.md", tmp_path, monkeypatch)
+    assert names["after"] < names["before"] - 0.03
+    answer = names["again"](**names["pieces"](names["mine"][120:])[0]).loss
+    torch.testing.assert_close(answer, names["after"])
+    assert (tmp_path / "my-lora/adapter_model.safetensors").is_file()
+
+
 # ---- other libraries --------------------------------------------------------------------------
 
 

@@ -100,7 +100,8 @@ class Learner(nn.Module, ABC):
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
         allow_kernels(self.network, config.kernels != "torch")
-        cast(self, getattr(torch, config.dtype))
+        if given is None:  # a user's module keeps its dtypes
+            cast(self, getattr(torch, config.dtype))
 
     @property
     def batching(self) -> Batching:

@@ -174,10 +174,11 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
         if value in refused:
             raise UserError(f"{name} {value}: {kind.__name__} {refused[value]}")
     given = {p.dtype for p in module.parameters()}
-    dtypes = {each.to_real() for each in given} or {torch.float32}
+    exact = {each.to_real() for each in given} or {torch.float32}
+    dtypes = {torch.float32 if each == torch.bfloat16 else each for each in exact}
     if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
         named = ", ".join(sorted(map(str, given)))
-        raise UserError(f"module: its parameters are {named}; give float32 or float64 alone")
+        raise UserError(f"module: its parameters are {named}; give float32, bfloat16 or float64")
     dtype: Any = str(dtypes.pop()).removeprefix("torch.")
     return with_values(
         config, learner=facts.name, network=type(module).__name__, dtype=dtype, seed=0

@@ -36,9 +36,16 @@ def alone_with(network: nn.Module) -> AbstractContextManager[bool]:
 def apply(
     network: nn.Module, params: Params, x: Tensor, statistics: Statistics | None = None
 ) -> tuple[Tensor, Statistics]:
-    """Apply ``network`` with those of ``params`` that have its own names to ``x [E, …]``."""
+    """Apply ``network`` with those of ``params`` that have its own names to ``x [E, …]``.
+
+    A network with parameters in bf16 gets its floats in bf16. Outputs have the dtype of ``params``.
+    """
+    # The examples cannot determine the outputs' dtype, because they may be integers.
+    exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
     with alone_with(network):
         known = tensors(network)
+        if any(known[n].dtype == torch.bfloat16 for n in params if n in known):
+            x = pytree.tree_map_only(Tensor, _in_bf16, x)
         params = {n: of_kind(tensor, known[n]) for n, tensor in params.items() if n in known}
         # Copies, so that the network's writes into its buffers are gone after the call.
         # Modules may share one buffer; a module in two places has its buffers under one name.
@@ -61,14 +68,15 @@ def apply(
         if written is not None and network.training:
             own = [n for n in held if n not in tied and not n.endswith("num_batches_tracked")]
             written += (own_name(network, n) for n in own if _differs(held[n], given[n]))
-    # Give the outputs, and so the loss, the precision of the parameters. The examples cannot
-    # determine the precision, because they may be integers.
-    exact = next((p.dtype for p in params.values() if p.is_floating_point()), None)
 
     def made_exact(output: Tensor) -> Tensor:
         return output.to(exact) if output.is_floating_point() and exact is not None else output
 
     return pytree.tree_map_only(Tensor, made_exact, outputs), used
+
+
+def _in_bf16(x: Tensor) -> Tensor:
+    return x.bfloat16() if x.is_floating_point() else x
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ def _convolution(
             each(given.get("output_padding", 0)),
         )
         (found,) = operation(input, weight)
-        return found if bias is None else found + bias.view(-1, *(1,) * n)
+        return found if bias is None else found + bias.to(found.dtype).view(-1, *(1,) * n)
 
     return call
 

@@ -114,6 +114,7 @@ class Gru(Operation):
 
     steps: Steps
     n_kept = 2
+    exact = True  # states add up over the steps
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """See `Operation.plain`."""

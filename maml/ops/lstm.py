@@ -112,6 +112,7 @@ class Lstm(Operation):
 
     steps: Steps
     n_kept = 3
+    exact = True  # states add up over the steps
 
     def plain(self, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         """See `Operation.plain`."""

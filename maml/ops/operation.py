@@ -13,6 +13,7 @@ Any further derivative is torch's own, of `Operation.plain`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -55,11 +56,27 @@ class Operation(ABC):
         """Return the outputs, which autograd and ``torch.func`` can differentiate."""
         if forward_ad._current_level >= 0:  # a user's own forward derivative
             return self.plain(*inputs)
+        device = next(t.device.type for t in inputs if t is not None)
+        if torch.is_autocast_enabled(device):
+            # Here, because a backward pass has no autocast.
+            with torch.autocast(device, enabled=False):
+                return self(*_as_autocast(inputs, device, exact=self.exact))
         found: tuple[Tensor, ...] = _Value.apply(self, *inputs)
         return found[: len(found) - self.n_kept]
 
     n_kept = 0
     """How many tensors `value` keeps."""
+    exact = False
+    """Whether it computes in the widest of its inputs' dtypes under autocast, not in autocast's."""
+
+
+def _as_autocast(inputs: Tensors, device: str, *, exact: bool) -> Tensors:
+    """Return the inputs in one dtype; autocast leaves float64 as it is."""
+    kinds = [t.dtype for t in inputs if t is not None and t.is_floating_point()]
+    widest = functools.reduce(torch.promote_types, kinds)
+    is_wide = exact or widest == torch.float64
+    dtype = widest if is_wide else torch.get_autocast_dtype(device)
+    return [t if t is None or not t.is_floating_point() else t.to(dtype) for t in inputs]
 
 
 class _Value(Function):

@@ -14,7 +14,8 @@ def refuse_as_torch(function: Callable[..., Any], *given: Any, **named: Any) -> 
 
     Torch itself is asked, with zeros, and only once for each form.
     """
-    _ask(function, tuple(map(_form, given)), tuple((n, _form(v)) for n, v in named.items()))
+    names = tuple((n, _form(v)) for n, v in named.items())
+    _ask(function, tuple(map(_form, given)), names, torch.is_autocast_enabled("cpu"))
 
 
 def over_tasks(function: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +47,9 @@ def _form(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)  # of what torch accepts: an error is raised each time
-def _ask(function: Callable[..., Any], given: tuple[Any, ...], named: tuple[Any, ...]) -> None:
+def _ask(
+    function: Callable[..., Any], given: tuple[Any, ...], named: tuple[Any, ...], *state: bool
+) -> None:
     def zeros(form: Any) -> Any:
         if not (isinstance(form, tuple) and form and isinstance(form[0], torch.Size)):
             return form

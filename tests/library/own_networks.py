@@ -122,12 +122,13 @@ def by_loop(
     ``lr``: a number, or a function of a parameter's name and the step. ``inner``: another loss of
     the support set. ``more``: what else learns.
     """
-    params = dict(network.named_parameters())
+    params = {name: p for name, p in network.named_parameters() if p.requires_grad}
     total = torch.zeros((), dtype=torch.float64)
 
-    def answers(at: dict[str, Tensor], x: Tensor) -> Any:
+    def answers(at: dict[str, Tensor], x: Any) -> Any:
         buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
-        return torch.func.functional_call(network, {**at, **buffers}, x)
+        given = ((), x) if isinstance(x, dict) else (x,)
+        return torch.func.functional_call(network, {**at, **buffers}, *given)
 
     for support_x, support_y, query_x, query_y in tasks:
         at = params

@@ -156,9 +156,9 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
         if name not in names:
             meant = f": give inner_{name}" if f"inner_{name}" in names else ""
             raise UserError(
-                f"{kind.__name__} takes no {name}{meant}; besides module, loss, head and batching "
-                f"it takes {', '.join(sorted(names))} (docs/migration.md has the pairs of other "
-                "libraries)"
+                f"{kind.__name__} takes no {name}{meant}; besides module, loss, inner_loss, head, "
+                f"batching and compile it takes {', '.join(sorted(names))} (docs/migration.md has "
+                "the pairs of other libraries)"
             )
     if "order" in flags:
         if flags["order"] not in ORDERS:

@@ -85,13 +85,18 @@ def _check_read(config: Config, preset: Config) -> None:
                 raise UserError(f"{said}: {component} {chosen.ignores[name]}")
             if readers := registry.readers(kind, name):
                 raise UserError(f"{said} is not for {component}, but for {', '.join(readers)}")
-    for name, value in given.items():
-        with_field, *needed = FACTS[name].read_with or ("",)
-        if needed and getattr(config, with_field) not in needed:
-            raise UserError(
-                f"{flag(name)} {value} is for {flag(with_field)} {' or '.join(map(str, needed))}, "
-                f"not {getattr(config, with_field)}"
-            )
+    for name in given:
+        check_read_with(config, name)
+
+
+def check_read_with(config: Config, name: str) -> None:
+    """Raise `UserError` if a field's value has no effect without another value of another field."""
+    with_field, *needed = FACTS[name].read_with or ("",)
+    if needed and getattr(config, with_field) not in needed:
+        raise UserError(
+            f"{flag(name)} {getattr(config, name)} is for {flag(with_field)} "
+            f"{' or '.join(map(str, needed))}, not {getattr(config, with_field)}"
+        )
 
 
 def _check_components(config: Config) -> None:

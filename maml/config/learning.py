@@ -25,6 +25,8 @@ class Learner:
     """Inner-loop steps at validation and test."""
     inner_optimizer: Literal["sgd", "momentum", "adam", "adamw", "adam0"] = flag("sgd")
     """Inner-loop optimizer, differentiated through; adam0: Adam with β1 = 0."""
+    inner_momentum: float = flag(0.9, least=0, below=1, read_with=("inner_optimizer", "momentum"))
+    """Its coefficient β: m' = β m + gradient."""
     order: Literal["second", "first"] = flag("second")
     """Meta-gradient: second differentiates through the inner gradients."""
     adapt: str | None = flag(None)

@@ -33,8 +33,8 @@ COMPONENTS = {
         "attribute": "Finetune",
         "help": "a classifier of all training classes, then nearest centroid or a tuned head",
         "reads": (
-            "train_ways", "batch_size", "inner_lr", "eval_inner_steps", "inner_optimizer", "shots",
-            "eval_queries",
+            "train_ways", "batch_size", "inner_lr", "eval_inner_steps", "inner_optimizer",
+            "inner_momentum", "shots", "eval_queries",
         ),
     }
 }  # fmt: skip
@@ -107,6 +107,7 @@ class Finetune(NoAdaptation):
             fixed=self.network_weights(meta_params),
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
+            momentum=self.config.inner_momentum,
             lr=self.config.inner_lr,
             steps=steps,
         )

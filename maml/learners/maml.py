@@ -28,8 +28,8 @@ COMPONENTS = {
         "attribute": "MAML",
         "help": "initial weights from which a few inner steps suit a task",
         "reads": (
-            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "order", "adapt",
-            "label_smoothing", "shots", "queries", "eval_queries",
+            "inner_lr", "inner_steps", "eval_inner_steps", "inner_optimizer", "inner_momentum",
+            "order", "adapt", "label_smoothing", "shots", "queries", "eval_queries",
         ),
     },
     "anil": {"like": "maml", "help": "adapts only the output layer", "adapts": "@head"},
@@ -108,6 +108,7 @@ class MAML(Learner):
             fixed={name: weights[name] for name in self.still} | of_loss(meta_params),
             **self.stated_losses(),
             optimizer=self.config.inner_optimizer,
+            momentum=self.config.inner_momentum,
             lr=lr,
             steps=steps,
             order=self.config.order,

@@ -170,6 +170,8 @@ def _config(kind: type, module: nn.Module, flags: dict[str, Any]) -> Config:
     for name, value in flags.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
             checks.check_bounds(name, value)
+        if value != getattr(Config(), name):
+            checks.check_read_with(config, name)
         refused = facts.refuses.get(name, {})
         if value in refused:
             raise UserError(f"{name} {value}: {kind.__name__} {refused[value]}")

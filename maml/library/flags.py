@@ -29,6 +29,7 @@ class Flags(TypedDict, total=False):
     inner_steps: int
     eval_inner_steps: int | None
     inner_optimizer: Literal["sgd", "momentum", "adam", "adamw", "adam0"]
+    inner_momentum: float
     order: Literal[1, 2]
     adapt: str | None
     label_smoothing: float

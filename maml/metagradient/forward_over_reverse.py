@@ -92,7 +92,9 @@ class _Loop:
         self, problem: Problem, tasks: Any, derivatives: Derivatives, *, differentiated: bool = True
     ) -> None:
         self.problem, self.tasks, self.derivatives = problem, tasks, derivatives
-        self.rule = make_rule(problem.optimizer, problem.lr, problem.second_moment)
+        self.rule = make_rule(
+            problem.optimizer, problem.lr, problem.momentum, problem.second_moment
+        )
         self.differentiated = differentiated
         self.start = self._of_each(derivatives.laid_out(problem.params(problem.start, 0)))
         self.second = problem.order == "second"

@@ -157,6 +157,7 @@ class Problem:
             problem may begin there.
         optimizer_state: The initial optimizer state of the single task's loop, a constant:
             `End.optimizer_state` of another problem. None: a fresh optimizer.
+        momentum: β of ``optimizer`` "momentum": m' = β m + gradient.
 
     Raises:
         ValueError: for values that do not go together.
@@ -182,6 +183,7 @@ class Problem:
     snapshots: int | None = None
     lives_on: bool = False
     optimizer_state: Any = None
+    momentum: float = 0.9
 
     def __post_init__(self) -> None:
         numbers = (self.lr, self.proximal, *(self.query_weights or ()))

@@ -174,7 +174,7 @@ MakeRule: TypeAlias = Callable[[Params, Params, Any, Params | None], Rule]
 
 OPTIMIZERS: dict[str, Callable[..., Rule]] = {
     "sgd": SGDRule,
-    "momentum": functools.partial(SGDRule, beta=0.9),
+    "momentum": SGDRule,
     "adam": AdamRule,
     "adamw": functools.partial(AdamRule, decay=0.01),
     "adam0": functools.partial(AdamRule, beta1=0.0),
@@ -182,7 +182,9 @@ OPTIMIZERS: dict[str, Callable[..., Rule]] = {
 """By the names of ``--inner-optimizer``."""
 
 
-def make_rule(name: str, lr: float, second: Moment | None = None) -> MakeRule:
+def make_rule(name: str, lr: float, momentum: float, second: Moment | None = None) -> MakeRule:
     """Return the rule of an optimizer; ``second``: the initial value of Adam's second moment."""
-    values = {} if second is None else {"second": second}
+    values: dict[str, Any] = {} if second is None else {"second": second}
+    if name == "momentum":
+        values["beta"] = momentum
     return functools.partial(OPTIMIZERS[name], lr=lr, **values)

@@ -53,7 +53,7 @@ def trajectory(problem: Problem, task: Any, gradient: Gradient | None = None) ->
     ``gradient`` takes the gradient of a function at weights; by default ``torch.func.grad``.
     """
     take: Gradient = gradient or (lambda inner, weights: torch.func.grad(inner)(weights))
-    optimizer = make_rule(problem.optimizer, problem.lr, problem.second_moment)
+    optimizer = make_rule(problem.optimizer, problem.lr, problem.momentum, problem.second_moment)
     weights, state = problem.start, None
     for step in range(problem.steps):
 

@@ -64,6 +64,10 @@ def hooked(norm: nn.Module) -> nn.Module:
         (lambda: maml.MAML(dense(), inner_lrr=1), "MAML takes no inner_lrr; .*inner_lr, "),
         (lambda: maml.MAML(dense(), inner_lr=np.float64(-1)), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
+        (
+            lambda: maml.MAML(dense(), inner_momentum=0.5),
+            "inner_momentum 0.5 is for inner_optimizer momentum, not sgd",
+        ),
         (lambda: maml.MetaSGD(dense(), inner_steps=0), "inner_steps 0: MetaSGD would have no use"),
         (lambda: maml.MAML(dense(), loss=3), "loss is 3; give a function"),
         (lambda: maml.MAML(dense(), loss=nn.CrossEntropyLoss), "loss is <class .*; give a"),

@@ -52,14 +52,15 @@ def assert_near(found: Params, wanted: Params, within: float = 1e-10) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=within * scale, msg=name)
 
 
-def update(name: str, weights: Params, gradients: Params, state: dict[str, Any]) -> Params:
+def update(problem: Problem, weights: Params, gradients: Params, state: dict[str, Any]) -> Params:
     """An inner optimizer's update without its rate, as published; ``state`` is changed."""
+    name = problem.optimizer
     t = state["t"] = state.get("t", 0) + 1
     found = {}
     for key, g in gradients.items():
         m, v = state.get(key, (0.0, 0.0))
         if name in ("sgd", "momentum"):  # as torch.optim.SGD
-            m = found[key] = g + 0.9 * (name == "momentum") * m
+            m = found[key] = g + problem.momentum * (name == "momentum") * m
         else:  # Adam, by algorithm 1
             g = torch.where(g == 0, 1e-16, g)  # √0 has no slope
             beta1 = 0.9 * (name != "adam0")
@@ -97,7 +98,7 @@ def by_hand(problem: Problem, tasks: Any, begun: dict[str, Any] | None = None) -
                 if problem.transform is not None:
                     more = (at,) if problem.transform.weights else ()
                     stepped = problem.transform.function(stepped, of_transform, *more)
-                stepped = update(problem.optimizer, at, stepped, state)
+                stepped = update(problem, at, stepped, state)
                 at = {
                     name: tensor - problem.lr * (rates[step][name] if rates else 1) * stepped[name]
                     for name, tensor in at.items()

@@ -186,12 +186,14 @@ def test_an_update_of_one_s_own_keeps_a_state(way: Any) -> None:
 
     def known(params: Params) -> Problem:
         rates = [{"w": params["rate"]}] * 3
-        return Problem({"w": params["w"]}, loss, loss, "momentum", 1.0, 3, rates=rates)
+        return Problem(
+            {"w": params["w"]}, loss, loss, "momentum", 1.0, 3, rates=rates, momentum=0.7
+        )
 
     params = {
         "w": randn(3, seed=1),
         "rate": randn(3, seed=2),
-        "keep": torch.tensor(0.9, dtype=torch.float64),
+        "keep": torch.tensor(0.7, dtype=torch.float64),
     }
     tasks = Task(*(randn(4, *size, seed=3) for size in ((5, 3), (5,)) * 2))
     expected = maml.meta_gradient(known, {n: params[n] for n in ("w", "rate")}, tasks, way)

@@ -56,10 +56,11 @@ def check(learner: maml.MAML, network: nn.Module, loss: Any = F.cross_entropy) -
 class Rows(nn.Module):
     """A picture's rows as a sequence."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[..., nn.Module], **options: Any) -> None:
         super().__init__()
-        self.layer = nn.LSTM(4, 5, num_layers=2, bidirectional=True, batch_first=True)
-        self.head = nn.Linear(10, 3)
+        self.layer = kind(4, 5, batch_first=True, **options)
+        self.head = nn.Linear(5 * (1 + bool(options.get("bidirectional"))), 3)
+        self.double()
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.layer(x)[0][:, -1])
@@ -68,7 +69,7 @@ class Rows(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "perceptron": dense,
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
-    "deep lstm, both ways": lambda: Rows().double(),
+    "deep lstm, both ways": lambda: Rows(nn.LSTM, num_layers=2, bidirectional=True),
     "transformer": lambda: nn.Sequential(
         nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(16, 3)
     ).double(),

@@ -91,6 +91,7 @@ class Learner(nn.Module, ABC):
             any_outputs = self.any_outputs or not self.inherits("loss")
             outputs = self.outputs(config)
             self.network = network_of(config, self.contents, outputs, any_outputs=any_outputs)
+            cast(self, getattr(torch, config.dtype))  # a module that is given keeps its dtypes
             if not self.inherits("loss") and self.inherits("metrics"):
                 self.objective = own_objective(self.objective, self.contents, self.network)
         self.criterion = self.objective.loss
@@ -100,8 +101,6 @@ class Learner(nn.Module, ABC):
             config.freeze, self.network, f"--freeze {config.freeze} with --network {config.network}"
         )
         allow_kernels(self.network, config.kernels != "torch")
-        if given is None:  # a user's module keeps its dtypes
-            cast(self, getattr(torch, config.dtype))
 
     @property
     def batching(self) -> Batching:

@@ -279,6 +279,8 @@ def _check(what: str, task: Task, dtype: torch.dtype, leaves: bool) -> None:
                 f"{what}: {name} requires a gradient, and a meta-gradient does not reach tasks: "
                 "detach it, or use adapt() and an outer loss of your own"
             )
+        if tensor.dtype == torch.bfloat16:
+            raise UserError(f"{what}: {name} is {tensor.dtype}; give {dtype}: a call rounds it")
         if tensor.is_floating_point() and tensor.dtype != dtype:
             raise UserError(
                 f"{what}: {name} is {tensor.dtype}, and the module's parameters are {dtype}; "

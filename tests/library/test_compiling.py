@@ -70,15 +70,8 @@ class Rows(nn.Module):
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "perceptron": dense,
-    "norms": lambda: dense(nn.LayerNorm(8), nn.GELU()),
     "batch norm": lambda: dense(nn.BatchNorm1d(8)),
-    "convolution": lambda: nn.Sequential(
-        nn.Conv1d(4, 6, 3, groups=2), nn.SiLU(), nn.Flatten(), nn.Linear(12, 3)
-    ).double(),
-    "lstm": lambda: Rows(nn.LSTM),
     "deep lstm, both ways": lambda: Rows(nn.LSTM, num_layers=2, bidirectional=True),
-    "gru": lambda: Rows(nn.GRU),
-    "rnn": lambda: Rows(nn.RNN),
     "transformer": lambda: nn.Sequential(
         nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(16, 3)
     ).double(),

@@ -118,7 +118,7 @@ def hooked(norm: nn.Module) -> nn.Module:
          "^no loss reads size.bias, size.weight: make the learner again with freeze="),
         (lambda: maml.MAML(dense(torch.jit.script(nn.Tanh()))), "module: 2 .* before torch.jit"),
         (lambda: maml.MAML(torch.compile(dense())), "module: it is .* before torch.compile"),
-        (lambda: maml.MAML(dense().bfloat16()), "module: its parameters are torch.bfloat16"),
+        (lambda: maml.MAML(dense().half()), "parameters are torch.float16; give float32, bfloat16"),
         (lambda: maml.MAML(register_parametrization(nn.BatchNorm1d(3), "weight", nn.Softplus())),
          "hooks or a parametrization of its own"),
         (lambda: maml.MAML(hooked(nn.BatchNorm1d(3))), "hooks or a parametrization of its own"),

@@ -5,6 +5,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -242,6 +243,17 @@ def test_there_is_no_trial_of_what_cannot_be_copied() -> None:
     learner = maml.MAML(network, inner_lr=LR, inner_steps=STEPS, loss=loss)
     torch.testing.assert_close(learner(TASKS).detach(), by_loop(network, TASKS, STEPS, LR)[0])
     assert next(counted) == (len(TASKS) + 1) * (STEPS + 1)  # and the check of what they read
+
+
+class Making(OrderedDict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name)()  # fails for what is no function
+
+
+def test_a_table_that_makes_its_values_is_not_asked_for_them() -> None:
+    table = Making(one=1, other=lambda: 2.0)
+    learner = maml.MAML(dense(), loss=lambda o, y: F.cross_entropy(o, y) * table["other"])
+    assert learner(TASKS).isfinite()
 
 
 def test_torch_s_warnings_of_vmap_stop_nothing() -> None:

@@ -78,9 +78,8 @@ class Learner(nn.Module, ABC):
         super().__init__()
         self.config = config
         theirs = is_theirs(config.learner) or is_theirs(config.network)
-        by_default: Batching = "tasks" if theirs else "vmap"
-        asked = None if config.batching == "auto" else config.batching
-        self.plan = Plan(asked or by_default, shares=False)
+        asked: Batching | None = None if config.batching == "auto" else config.batching
+        self.plan = Plan(asked or ("tasks" if theirs else "vmap"), shares=False)
         self.checked: dict[Any, Way] = {}
         if given is not None:
             self.network, self.objective = given[:2]

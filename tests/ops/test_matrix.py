@@ -171,7 +171,7 @@ def test_bf16_is_as_near_to_float32_as_a_plain_loop_under_autocast(name: str) ->
             low.zero_grad()
             learner = maml.MAML(low, inner_lr=LR, inner_steps=STEPS, batching=batching)
             learner(stacked(tasks)).backward()
-            assert learner._found[True].batching == batching or name == "checkpoint"
+            assert learner._plans.known[True].batching == batching or name == "checkpoint"
             gradients = [parameter.grad for parameter in low.parameters()]
             assert {g.dtype for g in gradients} == {p.dtype for p in low.parameters()}
             found = torch.cat([g.float().flatten() for g in gradients])

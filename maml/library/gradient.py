@@ -66,32 +66,23 @@ def meta_gradient(
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
     if len(sizes) != 1 or -1 in sizes:
         raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
-    if compile is not False and batching == "tasks":
+    if compile is False and batching != "auto":
+        return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
+    if batching == "tasks":
         raise ValueError("compile computes all tasks at once: leave out batching")
-    if batching == "auto" or compile is not False:
-        reached = Reached(state)
-        plan = _plan(reached, state, meta_params, tasks, way)
-    if batching != "auto":
+    reached = Reached(state)
+    plan = _plan(reached, state, meta_params, tasks, way)
 
-        def plainly(params: Params, some: Any) -> OuterGradient:
-            return differentiate.meta_gradient(state, params, some, way, batching)
-
-    else:
-
-        def plainly(params: Params, some: Any) -> OuterGradient:
-            return _as_planned(plan, state, params, some, way)
-
-    if compile is False:
-        return plainly(meta_params, tasks)
-    code = _code(plan, reached, state, waits=compile is True)
-    if code is None:
-        return plainly(meta_params, tasks)
+    def plainly(params: Params, some: Any) -> OuterGradient:
+        return _as_planned(plan, state, params, some, way)
 
     def together(params: Params, some: Any) -> OuterGradient:
         return differentiate.meta_gradient(state, params, some, way, "vmap", checked=True)
 
-    found = code(_parts_of(plainly), meta_params, tasks, records=_parts_of(together))
-    return OuterGradient(*found)
+    code = compile and _code(plan, reached, state, waits=compile is True)
+    if not code:
+        return plainly(meta_params, tasks)
+    return OuterGradient(*code(_parts_of(plainly), meta_params, tasks, records=_parts_of(together)))
 
 
 def _plan(

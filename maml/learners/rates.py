@@ -62,6 +62,12 @@ class Rates(nn.Module):
         found = dict[str, list[str]]()
         for pattern, of_steps in self._steps.items():
             found |= dict.fromkeys(named(pattern, network, names, "inner_lr"), of_steps)
+        for pattern, of_steps in self._steps.items():
+            learns = any(name in self._parameters for name in of_steps)
+            if (pattern != "*" or learns) and not any(each is of_steps for each in found.values()):
+                raise UserError(
+                    f"inner_lr: later patterns take all that {pattern} matches: put it after them"
+                )
         if lacking := [name for name in names if name not in found]:
             name = own_name(network, lacking[0])
             raise UserError(f"inner_lr: it has no rate for {name}; give one for '*' first")

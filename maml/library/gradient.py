@@ -61,15 +61,9 @@ def meta_gradient(
         ValueError: for losses that count their calls or draw from their own generator, and for
             a `datasets.tasks.Task` that is not a batch.
     """
-    if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
-        raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
-    sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
-    if len(sizes) != 1 or -1 in sizes:
-        raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
+    _check(tasks, batching, compile)
     if compile is False and batching != "auto":
         return differentiate.meta_gradient(state, meta_params, tasks, way, batching)
-    if batching == "tasks":
-        raise ValueError("compile computes all tasks at once: leave out batching")
     reached = Reached(state)
     plan = _plan(reached, state, meta_params, tasks, way)
 
@@ -83,6 +77,20 @@ def meta_gradient(
     if not code:
         return plainly(meta_params, tasks)
     return OuterGradient(*code(_parts_of(plainly), meta_params, tasks, records=_parts_of(together)))
+
+
+def _check(tasks: Any, batching: str, compile: Any) -> None:
+    if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
+        raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
+    sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
+    if len(sizes) != 1 or -1 in sizes:
+        raise ValueError("tasks must be a nest of tensors [B, …] alone, with the same B in all")
+    if compile not in ("auto", True, False):
+        raise ValueError(f"compile {compile!r}: auto, True or False")
+    if batching not in ("auto", "vmap", "tasks"):
+        raise ValueError(f"batching {batching!r}: auto, vmap or tasks")
+    if compile is not False and batching == "tasks":
+        raise ValueError("compile computes all tasks at once: leave out batching")
 
 
 def _plan(

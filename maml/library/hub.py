@@ -67,7 +67,8 @@ class OnHub(  # type: ignore[call-arg,unused-ignore]
             name = str(about["learner"])
             flags = ", ".join(f"{n}={v!r}" for n, v in about["flags"].items() if v is not None)
             what = f"A `maml.{name}` around a module of its author's, with {flags}."
-            code = f'learner = maml.from_pretrained("{repo}", module=net)'
+            more = "".join(f", {each}={each}" for each in self.held.given)
+            code = f'learner = maml.from_pretrained("{repo}", module=net{more})'
         else:
             config = self.held.learner.config
             name = title(config)

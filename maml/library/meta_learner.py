@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from datasets import accelerator, addresses
@@ -112,6 +113,13 @@ class MetaLearner(checking.Waiting, Saved):
         if compile is True and batching == "tasks":
             raise UserError("compile=True computes all tasks at once: leave out batching")
         own = loss_of(loss, inner_loss, module)
+        rates = flags.get("inner_lr")
+        given = {
+            "loss": loss not in (None, F.cross_entropy),
+            "inner_loss": inner_loss is not None,
+            "inner_lr": isinstance(rates, Tensor | list | tuple | Mapping),
+        }
+        self.given = [name for name, is_own in given.items() if is_own]
         learner = learner_around(type(self), module, own, head, {**flags})
         self._begin(learner, learner.last_phase, batching, own)
         self._compiling = Compiling(compile if batching != "tasks" else False)

@@ -139,9 +139,9 @@ def _of_file(
         raise UserError(f"{path}: {about['learner']!r} is no meta-learner of this version")
     if module is None:
         raise UserError(f"{path}: {kind.__name__} around its author's module: give module=…")
-    given = {*arguments, *(["loss"] if "inner_loss" in arguments else [])}
-    if lacking := [name for name in about.get("give") or () if name not in given]:
-        raise UserError(f"{path}: no file can hold its {lacking[0]}: give {lacking[0]}=…, too")
+    if lacking := [name for name in about.get("give") or () if name not in arguments]:
+        named = ", ".join(f"{name}=…" for name in lacking)
+        raise UserError(f"{path}: no file can hold its {' and '.join(lacking)}: give {named}, too")
     made: MetaLearner = kind(module, **(about.get("flags") or {}) | arguments)
     own = made.learner.meta_parameters()
     checkpoint.check_model({"model": params}, own, str(path))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch.nn.functional as F
 
 from datasets.errors import needs
 from datasets.whole import regular
@@ -39,6 +38,8 @@ class Saved:
     """What can be saved, published and loaded: a meta-learner, or a `maml.Model`."""
 
     learner: Learner
+    given: Sequence[str] = ()
+    """The arguments that it was made with and that no file can hold."""
 
     def about(self) -> dict[str, Any]:
         """Return what `maml.load` makes the learner of, for JSON: see `FORM`."""
@@ -55,17 +56,17 @@ class Saved:
             layer = getattr(learner.network, attribute, None)
             if isinstance(layer, str) and (name == "head" or name in flags):
                 flags[name] = own_name(learner.network, layer).rstrip(".")
-        give = [] if learner.objective.loss is F.cross_entropy else ["loss"]
-        if getattr(learner, "inner_rates", None) is not None:
-            give.append("inner_lr")
-            del flags["inner_lr"]
-        return {"learner": bases[0], "flags": flags} | ({"give": give} if give else {})
+        for name in self.given:
+            flags.pop(name, None)
+        give = {"give": [*self.given]} if self.given else {}
+        return {"learner": bases[0], "flags": flags} | give
 
     def save(self, path: Path | str) -> None:
         """Write the meta-parameters to a ``.safetensors`` file, whole or not at all.
 
         ``maml.load(path)`` reads it; of a meta-learner around a module of your own,
-        ``maml.load(path, module=net)``. Both need the extra ``hf``.
+        ``maml.load(path, module=net)``, with its ``loss``, ``inner_loss`` and rates if they are
+        your own. Both need the extra ``hf``.
 
         Raises:
             UserError: if the file cannot be written, or has another ending.

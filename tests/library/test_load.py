@@ -152,19 +152,20 @@ def test_a_learner_around_one_s_own_module_is_one_file(tmp_path: Path) -> None:
         return nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 1))
 
     rate = nn.Parameter(torch.tensor(0.2))
-    learner = maml.ANIL(net(), inner_lr=rate, inner_steps=2, order=1, loss=loss, head="2")
+    own: dict[str, Any] = {"loss": loss, "inner_loss": nn.HuberLoss()}
+    learner = maml.ANIL(net(), inner_lr=rate, inner_steps=2, order=1, head="2", **own)
     learner.save(path)
     lacks: dict[str, dict[str, Any]] = {
         ": ANIL around its author's module: give module=…": {},
-        "no file can hold its loss: give loss=…": {"module": net()},
-        "no file can hold its inner_lr: give": {"module": net(), "loss": loss},
-        "another network's": {"module": net(5), "loss": loss, "inner_lr": rate},
+        "no file can hold its loss and inner_loss and inner_lr: give loss=…": {"module": net()},
+        "no file can hold its inner_loss: give": {"module": net(), "loss": loss, "inner_lr": rate},
+        "another network's": {"module": net(5), "inner_lr": rate, **own},
     }
     for line, given in lacks.items():
         with pytest.raises(UserError, match=line):
             maml.load(path, **given)
     mine = nn.Parameter(torch.tensor(0.7))
-    again = maml.load(path, module=net(), loss=loss, inner_lr=mine)
+    again = maml.load(path, module=net(), inner_lr=mine, **own)
     assert type(again) is maml.ANIL and again.learner.config == learner.learner.config
     assert mine == rate
     x, y = torch.randn(5, 3), torch.randn(5, 1)

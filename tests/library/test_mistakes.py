@@ -65,6 +65,10 @@ def hooked(norm: nn.Module) -> nn.Module:
         (lambda: maml.MAML(dense(), inner_lr=np.float64(-1)), "inner_lr must be positive"),
         (lambda: maml.MAML(dense(), order=3), "order 3: 1 or 2"),
         (
+            lambda: maml.MAML(dense(), inner_lr={"1.*": 0.2, "*": 0.1}),
+            r"inner_lr: later patterns take all that 1\.\* matches: put it after them",
+        ),
+        (
             lambda: maml.MAML(dense(), inner_momentum=0.5),
             "inner_momentum 0.5 is for inner_optimizer momentum, not sgd",
         ),

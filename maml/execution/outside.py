@@ -31,7 +31,8 @@ from maml.execution.meanwhile import Replaced
 LIBRARIES = {*sys.stdlib_module_names, "torch", "torchvision", "numpy", "maml", "datasets"}
 LIBRARIES |= {"transformers", "peft"}
 HOLDERS = re.compile(
-    r"(types|functools|argparse|maml\.library\.around|torch\.nn\.(modules|utils)|transformers|peft)\b"
+    r"(types|functools|argparse|maml\.(library\.around|metagradient\.problem)"
+    r"|torch\.nn\.(modules|utils)|transformers|peft)\b"
 )
 """The Python modules of those objects of libraries that hold what a user gave them."""
 OF_GLOBALS = "_GLOBAL", "_GLOBALS", "_NAME"
@@ -72,12 +73,30 @@ class Reached:
             if (held := _held(value)) is not None:
                 self._held.append((value, held))
                 if isinstance(held, dict | list):
-                    waiting += held.values() if isinstance(held, dict) else held
+                    parts = held.values() if isinstance(held, dict) else held
+                    # What a function reads of a module is held, by name.
+                    of_code = isinstance(value, types.FunctionType)
+                    waiting += [p for p in parts if not (of_code and type(p) is types.ModuleType)]
             waiting += (more := list(_leads_to(value)))
             self.sees_all &= held is not None or bool(more) or _is_constant(value)
             self.is_whole &= held is not None or bool(more) or _can_be_copied(value)
         self.is_whole &= not waiting
         self.sees_all &= self.is_whole
+
+    def form(self, name: Callable[[Any], Any]) -> Any:
+        """Return what is equal if another code reaches values of the same ``name`` in all places.
+
+        A place of a value that was there before has its number: the code may hold one value twice.
+        """
+        number = {id(value): i for i, value in enumerate(self.values)}
+        found = list[Any]()
+        for value in self.values:
+            held = _held(value)
+            names = (*held,) if isinstance(held, dict) else ()
+            parts = held.values() if isinstance(held, dict) else held
+            inside = chain(parts if isinstance(parts, Iterable) else (), _leads_to(value))
+            found.append((name(value), names, *(number.get(id(part)) for part in inside)))
+        return tuple(found)
 
     def is_same(self) -> bool:
         """Return whether nothing was written since."""
@@ -136,7 +155,7 @@ def outside_of(owner: nn.Module, *functions: Any) -> Reached:
 def _held(value: Any) -> Held | None:
     """Return what a value holds, by name or in order; of a tensor its version; None: nothing."""
     if isinstance(value, Tensor):
-        return None if value.is_inference() else value._version
+        return None if value.is_inference() else _state_of(value)
     if isinstance(value, np.ndarray) and value.nbytes <= MOST_BYTES and not value.dtype.hasobject:
         return value.tobytes()
     # By Python's own methods: a subclass may make something at each look (as in transformers).
@@ -160,12 +179,17 @@ def _held(value: Any) -> Held | None:
     return None
 
 
+def _state_of(tensor: Tensor) -> int:
+    """Return a number that is another one after a write, or after `requires_grad_`."""
+    return 2 * tensor._version + tensor.requires_grad
+
+
 class _Glance(NamedTuple):
     """Sees whether every name leads to the object that it led to. It looks at nothing else.
 
     Attributes:
         empty: Containers that were empty.
-        tensors, versions: Tensors, and how often each was written.
+        tensors, versions: Tensors, and the `_state_of` each.
         arrays: Arrays of numpy, and their numbers.
         dicts, lengths, keys, values: Dictionaries, and what all of them held.
         others: Functions that list the objects that others hold, and these objects.
@@ -191,7 +215,7 @@ class _Glance(NamedTuple):
         seen = {id(v) for v in (*empty, *tensors, *dicts, *(array for array, _ in arrays))}
         looks = [_look(v, of) for v, of in held if id(v) not in seen]
         return cls(
-            empty, tensors, [tensor._version for tensor in tensors], arrays,
+            empty, tensors, [*map(_state_of, tensors)], arrays,
             dicts, [*map(len, dicts)], [*chain.from_iterable(dicts)],
             [*chain.from_iterable(map(dict.values, dicts))],
             [(look, [*look()]) for look in looks if look is not None],
@@ -202,7 +226,7 @@ class _Glance(NamedTuple):
         dicts = self.dicts
         return (
             not any(self.empty)
-            and [tensor._version for tensor in self.tensors] == self.versions
+            and [*map(_state_of, self.tensors)] == self.versions
             and [*map(len, dicts)] == self.lengths
             and all(map(is_, chain.from_iterable(dicts), self.keys))
             and all(map(is_, chain.from_iterable(map(dict.values, dicts)), self.values))
@@ -273,9 +297,9 @@ def _put_names_back(value: Any, held: dict[Any, Any]) -> None:
     assert isinstance(now, dict)
     if is_dict and of_dict is not value:  # names with a dot are of modules
         for name in [name for name in held if "." in name]:
-            module, _, attribute = name.partition(".")
+            module, _, attribute = name.rpartition(".")
             if now.get(name) is not held[name]:
-                setattr(held[module], attribute, held[name])
+                setattr(held.get(module, sys.modules.get(module)), attribute, held[name])
         held, now = ({n: v for n, v in of.items() if "." not in n} for of in (held, now))
     for name in now.keys() - held.keys():
         of_dict.__delitem__(name) if is_dict else delattr(value, name)
@@ -286,7 +310,7 @@ def _put_names_back(value: Any, held: dict[Any, Any]) -> None:
 
 _CONSTANTS = (
     *(int, float, complex, str, bytes, type(None), type(...), slice, range, np.generic, np.dtype),
-    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType),
+    *(type, types.FunctionType, types.BuiltinFunctionType, types.CodeType),
     *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, logging.Logger),
 )
 
@@ -295,6 +319,8 @@ def _is_constant(value: Any) -> bool:
     """Return whether a value of libraries holds no number that may change."""
     kind = type(value)
     is_ours = (kind.__module__ or "").partition(".")[0] in ("maml", "datasets")
+    if isinstance(value, types.ModuleType):
+        return not _is_own(value)
     return isinstance(value, _CONSTANTS) or hasattr(kind, "__get__") or is_ours
 
 
@@ -314,23 +340,44 @@ def _can_be_copied(value: Any) -> bool:
 @functools.cache
 def globals_of(code: types.CodeType) -> set[str]:
     """Return the names of globals that code, and the functions inside it, look up."""
-    found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(OF_GLOBALS)}
+    return _named_by(code, OF_GLOBALS)
+
+
+@functools.cache
+def _named_by(code: types.CodeType, instructions: str | tuple[str, ...]) -> set[str]:
+    """Return what instructions of these ends name in code, and in the functions inside it."""
+    found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(instructions)}
     inside = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
-    return found.union(*map(globals_of, inside))
+    return found.union(*(_named_by(inner, instructions) for inner in inside))
 
 
 def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that a function looks up, and attributes of modules among them."""
+    """Yield the globals that a function looks up, and attributes of modules among them, and of
+    modules that it imports itself.
+    """
     code, of_globals = function.__code__, function.__globals__
     for name in sorted(globals_of(code) & of_globals.keys()):
-        value = of_globals[name]
-        yield name, value
-        if (
-            isinstance(value, types.ModuleType)
-            and value.__name__.partition(".")[0] not in LIBRARIES
-        ):
-            own = vars(value)
-            yield from ((f"{name}.{key}", own[key]) for key in sorted(_names(code) & own.keys()))
+        yield name, of_globals[name]
+        yield from _read_of(name, of_globals[name], _names(code))
+    if imported := _named_by(code, "IMPORT_NAME"):
+        # What is imported may be of the function's own package.
+        paths = [name.split(".") for name in (*imported, of_globals.get("__package__") or "")]
+        names = _names(code).union(*paths)
+        for root in sorted({path[0] for path in paths}):
+            yield from _read_of(root, sys.modules.get(root), names)
+
+
+def _read_of(path: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a user's module that code names, and those of modules among them."""
+    if isinstance(value, types.ModuleType) and _is_own(value):
+        own = vars(value)
+        for key in sorted(names & own.keys()):
+            yield f"{path}.{key}", own[key]
+            yield from _read_of(f"{path}.{key}", own[key], names - {key})
+
+
+def _is_own(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] not in LIBRARIES
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maml.execution.indices import inside
 from maml.execution.products import in_order_of_reading
@@ -80,7 +81,9 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
     structures = []
 
     def flat(*leaves: Tensor) -> list[Tensor]:
-        outputs, nested = pytree.tree_flatten(function(*pytree.tree_unflatten(leaves, structure)))
+        with _NoScalars():
+            found = function(*pytree.tree_unflatten(leaves, structure))
+        outputs, nested = pytree.tree_flatten(found)
         structures.append(nested)
         return outputs
 
@@ -139,6 +142,19 @@ class _NoValues(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in READS:
+            raise RuntimeError(VALUES)
+        return func(*args, **kwargs or {})
+
+
+class _NoScalars(TorchDispatchMode):
+    """A context that forbids what `_NoValues` cannot see: torch itself reads a tensor as a number,
+    as the ``delta`` of a loss.
+    """
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
             raise RuntimeError(VALUES)
         return func(*args, **kwargs or {})
 

@@ -80,6 +80,10 @@ def meta_gradient(
 
 
 def _check(tasks: Any, batching: str, compile: Any) -> None:
+    if not all(
+        len(leaf) for leaf in pytree.tree_leaves(tasks) if isinstance(leaf, Tensor) and leaf.dim()
+    ):
+        raise ValueError("tasks is empty: give one task or more")
     if isinstance(tasks, Task) and tasks.support_y.dim() < 2:
         raise ValueError("tasks is a single task, not a batch of tasks: take episodes.tasks([0])")
     sizes = {len(t) if isinstance(t, Tensor) and t.dim() else -1 for t in pytree.tree_leaves(tasks)}
@@ -149,7 +153,7 @@ def _code(plan: Plan, reached: Reached, state: Any, *, waits: bool) -> Compiled 
     If that was asked for, one line says why. A single task shows no difference, so it may be.
     """
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    key = (torch.get_default_dtype(), *autocast, *map(_name, reached.values))
+    key = (torch.get_default_dtype(), *autocast, reached.form(_name))
     reason = plan.why("the problem") if plan.settled and not plan.heavy else None
     if plan.draws or plan.shares:
         reason = DRAWS if plan.draws else KEEPS
@@ -160,7 +164,8 @@ def _code(plan: Plan, reached: Reached, state: Any, *, waits: bool) -> Compiled 
                 "give what changes in tasks"
             )
         else:
-            apart = [value for value in reached.values if isinstance(value, nn.Parameter)]
+            parameters = [value for value in reached.values if isinstance(value, nn.Parameter)]
+            apart = [parameter for parameter in parameters if parameter.requires_grad]
             plan.code[key] = Compiled(
                 inductor, reads=[state], apart=apart, waits=waits, name="compile"
             )
@@ -176,10 +181,10 @@ def _name(value: Any) -> Any:
         return value.__code__
     if isinstance(value, bool | int | float | complex | str | bytes | NoneType):
         return type(value), repr(value)  # as 0.0 equals -0.0
-    if isinstance(value, CellType | MethodType | functools.partial):
-        return type(value)  # what it holds comes later
-    if isinstance(value, tuple | list | dict):
-        return type(value), len(value), *(value if isinstance(value, dict) else ())
+    if isinstance(value, Tensor):
+        return id(value), value.requires_grad
+    if isinstance(value, CellType | MethodType | functools.partial | tuple | list | dict):
+        return type(value)  # `Reached.form` has what it holds
     return id(value)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import dataclasses
 import threading
 import time
 import types
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import maml
+import tests.library.own_networks
 from maml.execution import compiled
 from maml.library import compiling
 from tests.library import own_networks
@@ -196,8 +198,21 @@ def in_a_module() -> Outside:
     return lambda: own_networks.scale, lambda value: setattr(own_networks, "scale", value)
 
 
+def in_a_module_of_a_package() -> Outside:
+    return lambda: tests.library.own_networks.scale, in_a_module()[1]
+
+
+def in_an_imported_module() -> Outside:
+    def scale() -> float:
+        from tests.library import own_networks as here
+
+        return here.scale
+
+    return scale, in_a_module()[1]
+
+
 PLACES = [
-    in_a_module,
+    in_a_module, in_a_module_of_a_package, in_an_imported_module,
     in_a_global, in_a_cell, in_a_list, in_a_namespace, in_an_attribute, in_a_class, in_an_array,
     in_a_tensor, in_a_tensor_as_a_number, in_a_default,
 ]  # fmt: skip
@@ -494,3 +509,36 @@ def test_a_problem_of_one_s_own_is_compiled_once_for_what_it_reaches(
         assert len(recorded) == n
     with pytest.raises(ValueError, match="leave out batching"):
         called(0.1, batching="tasks", compile=True)
+
+
+def test_which_value_is_where_and_what_torch_reads_as_a_number_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("maml.library.gradient.inductor", as_recorded)
+    network, delta = dense(), torch.tensor(0.3, dtype=torch.float64)
+    tasks, scales = stacked(TASKS), (3.0, 5.0)
+
+    def losses(factors: tuple[float, ...], **how: Any) -> Tensor:
+        base = maml.Problem(dict(network.named_parameters()), steps=1, lr=0.1, **both(factors))
+
+        def state(params: Any) -> maml.Problem:
+            return dataclasses.replace(base, start=params)
+
+        return maml.meta_gradient(state, base.start, tasks, **how).losses
+
+    def both(factors: tuple[float, ...]) -> dict[str, Any]:
+        def loss(params: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            outputs = torch.func.functional_call(network, params, (x,))
+            hot = F.one_hot(y, 3).to(outputs) * factors[0] + factors[1] * 0.1 + factors[2]
+            return F.huber_loss(outputs, hot, delta=delta), outputs  # type: ignore[arg-type]
+
+        return {
+            "support": lambda params, task, step: loss(params, task[0], task[1]),
+            "query": lambda params, task, step: loss(params, task[2], task[3]),
+        }
+
+    a, b = scales
+    for factors, number in (((a, b, a), 0.3), ((a, b, b), 0.3), ((b, a, a), 0.3), ((b, a, a), 2.0)):
+        delta.data.fill_(number)
+        found, plain = (losses(factors, compile=how) for how in (True, False))
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)

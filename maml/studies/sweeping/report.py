@@ -69,7 +69,7 @@ def _head(sweep: Sweep) -> str:
 
 def _settings(sweep: Sweep, names: list[str], settings: dict[str, list[Trial]]) -> str:
     rows, metric = list[list[str]](), sweep.file.metric
-    columns = {name: list[Any]() for name in (*names, metric, "spread", "trials")}
+    columns = {name: list[Any]() for name in (*names, metric, "spread", "trials", "test steps")}
     for name, trials in settings.items():
         values = _values(trials)
         mean, spread = fmean(values), stdev(values) if len(values) > 1 else None
@@ -79,7 +79,7 @@ def _settings(sweep: Sweep, names: list[str], settings: dict[str, list[Trial]]) 
         shown = "–" if spread is None else compare.plain(spread, metric)
         rows.append([name, compare.plain(mean, metric), shown, str(len(values)), steps])
         point = trials[0].record.params
-        numbers = [*(point[name] for name in names), mean, spread, len(values)]
+        numbers = [*(point[name] for name in names), mean, spread, len(values), steps]
         for column, number in zip(columns.values(), numbers, strict=True):
             column.append(number)
     header = ["setting", metric, "spread", "trials", "test steps"]

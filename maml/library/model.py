@@ -143,10 +143,10 @@ def _of_file(
         named = ", ".join(f"{name}=…" for name in lacking)
         raise UserError(f"{path}: no file can hold its {' and '.join(lacking)}: give {named}, too")
     made: MetaLearner = kind(module, **(about.get("flags") or {}) | arguments)
-    own = made.learner.meta_parameters()
+    own = made.learner.state_dict() | made.learner.meta_parameters()
     checkpoint.check_model({"model": params}, own, str(path))
-    for name, parameter in own.items():
-        parameter.data.copy_(params[name])
+    for name, tensor in own.items():
+        tensor.data.copy_(params[name])
     return made
 
 

@@ -75,9 +75,11 @@ class Saved:
             raise UserError(f"{path}: give a name that ends in {ENDING}")
         with needs("hf", f"to write {path}"):
             from safetensors.torch import save
-        params = self.learner.meta_parameters().items()
-        tensors = {name: p.detach().cpu().clone().contiguous() for name, p in params}
-        write_bytes(Path(path), save(tensors, {KEY: json.dumps(self.about())}))
+        about, held = self.about(), {**self.learner.meta_parameters()}
+        if "learner" in about:  # a module of the user's may have buffers, which its author saves
+            held = self.learner.state_dict() | held
+        tensors = {name: p.detach().cpu().clone().contiguous() for name, p in held.items()}
+        write_bytes(Path(path), save(tensors, {KEY: json.dumps(about)}))
 
     def save_pretrained(self, folder: Path | str, **how: Any) -> None:
         """Write `save`'s file, its facts and a model card to a folder, as the hub has them."""

@@ -170,9 +170,11 @@ def test_a_learner_around_one_s_own_module_is_one_file(tmp_path: Path) -> None:
     assert mine == rate
     x, y = torch.randn(5, 3), torch.randn(5, 1)
     assert torch.equal(again.adapt(x, y)(x), learner.adapt(x, y)(x))
-    plain = maml.MAML(net())
-    plain.save(path)
-    assert type(maml.load(path, module=net())) is maml.MAML
+    scaled, other = net(), net()
+    for module, scale in ((scaled, 3.0), (other, 1.0)):
+        module.register_buffer("scale", torch.tensor(scale))
+    maml.MAML(scaled, loss=nn.functional.cross_entropy).save(path)
+    assert type(maml.load(path, module=other)) is maml.MAML and other.scale == 3
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(path.read_bytes()[:-1])
     for file, line in ((damaged, "damaged: "), (tmp_path / "no.safetensors", "No such file")):

@@ -24,6 +24,7 @@ from maml.learners.objectives import REGRESSION
 from maml.library import family, inputs
 from maml.library.alone import alone
 from maml.library.fast_module import BatchStatistics, FastModule, adapted, unadapted
+from maml.library.flags import known
 from maml.library.meta_learner import MetaLearner
 from maml.library.saving import ENDING, Saved, on_hub
 from maml.library.saving import content_of as content_of_file
@@ -142,7 +143,10 @@ def _of_file(
     if lacking := [name for name in about.get("give") or () if name not in arguments]:
         named = ", ".join(f"{name}=…" for name in lacking)
         raise UserError(f"{path}: no file can hold its {' and '.join(lacking)}: give {named}, too")
-    made: MetaLearner = kind(module, **(about.get("flags") or {}) | arguments)
+    flags = about.get("flags") or {}
+    if strange := flags.keys() - {*known(kind), "head"}:
+        raise UserError(f"{path}: {kind.__name__} of this version has no {min(strange)}")
+    made: MetaLearner = kind(module, **flags | arguments)
     own = made.learner.state_dict() | made.learner.meta_parameters()
     checkpoint.check_model({"model": params}, own, str(path))
     for name, tensor in own.items():

@@ -71,7 +71,8 @@ class Saved:
         Raises:
             UserError: if the file cannot be written, or has another ending.
         """
-        if Path(path).suffix != ENDING:
+        path = Path(path).expanduser()
+        if path.suffix != ENDING:
             raise UserError(f"{path}: give a name that ends in {ENDING}")
         with needs("hf", f"to write {path}"):
             from safetensors.torch import save
@@ -79,7 +80,7 @@ class Saved:
         if "learner" in about:  # a module of the user's may have buffers, which its author saves
             held = self.learner.state_dict() | held
         tensors = {name: p.detach().cpu().clone().contiguous() for name, p in held.items()}
-        write_bytes(Path(path), save(tensors, {KEY: json.dumps(about)}))
+        write_bytes(path, save(tensors, {KEY: json.dumps(about)}))
 
     def save_pretrained(self, folder: Path | str, **how: Any) -> None:
         """Write `save`'s file, its facts and a model card to a folder, as the hub has them."""
@@ -110,15 +111,16 @@ def content_of(path: Path) -> tuple[dict[str, Any], Params]:
     with needs("hf", f"to read {path}"):
         from safetensors import SafetensorError, safe_open
     try:
-        with naming(path, "{}"):
-            regular(path).stat()  # safetensors says less of a file that cannot be read
+        with naming(path, "{}"):  # safetensors says less of a file that cannot be read
+            regular(path).open("rb").close()
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(KEY, "null"))
             names = file.keys()
             params: Params = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError) as error:
         raise UserError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
-    whole = isinstance(about, dict) and {"config", "learner"} & about.keys()
+    kinds = {"config": dict, "learner": str}
+    whole = isinstance(about, dict) and any(isinstance(about.get(n), k) for n, k in kinds.items())
     if not whole or misfit(about, FORM):
         raise UserError(f"{path}: no meta-learner is in it: maml.MAML(…).save has not written it")
     return about, params

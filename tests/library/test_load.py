@@ -177,7 +177,16 @@ def test_a_learner_around_one_s_own_module_is_one_file(tmp_path: Path) -> None:
     assert type(maml.load(path, module=other)) is maml.MAML and other.scale == 3
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(path.read_bytes()[:-1])
-    for file, line in ((damaged, "damaged: "), (tmp_path / "no.safetensors", "No such file")):
+    (folder := tmp_path / "folder.safetensors").mkdir()
+    says = {damaged: "damaged: ", tmp_path / "no.safetensors": "No such", folder: "Is a directory"}
+    from safetensors.torch import save_file
+
+    for i, (about, line) in enumerate(
+        (({"config": None}, "no meta-learner"), ({"learner": "MAML", "flags": {"x": 3}}, "no x"))
+    ):
+        says[tmp_path / f"{i}.safetensors"] = line
+        save_file({"a": x}, tmp_path / f"{i}.safetensors", {"maml": json.dumps(about)})
+    for file, line in says.items():
         with pytest.raises(UserError, match=line):
             maml.load(file, module=net())
     with pytest.raises(UserError, match="give a name that ends in"):

@@ -1,5 +1,6 @@
 """What guards a meta-learner: checks of what its losses read, write and freeze; other threads."""
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Self, TypeAlias
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from maml.errors import UserError
 from maml.execution.outside import Reached
+from maml.execution.threads import copied
 from maml.learners import Learner
 from maml.library.agreement import OF_TORCH
 from maml.metagradient.reading import ForeignError, UnreadError
@@ -128,6 +130,17 @@ class Waiting(nn.Module):
                 "the module after its adaptation, and learner(tasks) the outer loss"
             )
         return super().__getattr__(name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        with alone_with(self.learner.network):
+            memo[id(self)] = made = type(self).__new__(type(self))
+            vars(made).update(copy.deepcopy(vars(self), memo))
+            return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # What is returned is written later, so it is a copy, which shares the tensors.
+        with alone_with(self.learner.network):
+            return object.__reduce_ex__(copied(self) or self, protocol)
 
     def named_parameters(self, *given: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return what torch's method returns."""

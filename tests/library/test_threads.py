@@ -1,7 +1,9 @@
 """What threads share, and what they must not share."""
 
 import contextvars
+import copy
 import functools
+import pickle
 import threading
 import time
 from typing import Any
@@ -94,6 +96,29 @@ def test_loading_waits_for_a_call_in_another_thread() -> None:
     thread = threading.Thread(target=fast, args=made()[0][2:3])
     thread.start(), inside.wait(), learner.load_state_dict(new), thread.join()
     torch.testing.assert_close(dict(learner.state_dict()), new)
+
+
+class Slow(nn.Linear):
+    """A layer that another thread has time to look at while a task's weights are in it."""
+
+    inside = threading.Event()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.inside.set()
+        time.sleep(0.05)
+        return super().forward(x.flatten(1))
+
+
+def test_a_copy_waits_for_a_call_in_another_thread() -> None:
+    torch.set_num_threads(1)  # more threads would call copies
+    learner = maml.MAML(Slow(16, 3).double(), inner_lr=0.1, batching="tasks")
+    for copied in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
+        Slow.inside.clear()
+        thread = threading.Thread(target=learner, args=[made()])
+        thread.start(), Slow.inside.wait()
+        found = copied(learner)
+        thread.join()
+        torch.testing.assert_close(dict(found.state_dict()), dict(learner.state_dict()))
 
 
 def test_threads_have_the_settings_of_the_caller() -> None:

@@ -320,7 +320,7 @@ def _is_constant(value: Any) -> bool:
     kind = type(value)
     is_ours = (kind.__module__ or "").partition(".")[0] in ("maml", "datasets")
     if isinstance(value, types.ModuleType):
-        return not _is_own(value)
+        return not _is_theirs(value)
     return isinstance(value, _CONSTANTS) or hasattr(kind, "__get__") or is_ours
 
 
@@ -338,12 +338,6 @@ def _can_be_copied(value: Any) -> bool:
 
 
 @functools.cache
-def globals_of(code: types.CodeType) -> set[str]:
-    """Return the names of globals that code, and the functions inside it, look up."""
-    return _named_by(code, OF_GLOBALS)
-
-
-@functools.cache
 def _named_by(code: types.CodeType, instructions: str | tuple[str, ...]) -> set[str]:
     """Return what instructions of these ends name in code, and in the functions inside it."""
     found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(instructions)}
@@ -355,29 +349,30 @@ def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function looks up, and attributes of modules among them, and of
     modules that it imports itself.
     """
-    code, of_globals = function.__code__, function.__globals__
-    for name in sorted(globals_of(code) & of_globals.keys()):
+    code, of_globals, seen = function.__code__, function.__globals__, set[str]()
+    for name in sorted(_named_by(code, OF_GLOBALS) & of_globals.keys()):
         yield name, of_globals[name]
-        yield from _read_of(name, of_globals[name], _names(code))
+        yield from _read_of(name, of_globals[name], _names(code), seen)
     if imported := _named_by(code, "IMPORT_NAME"):
         # What is imported may be of the function's own package.
         paths = [name.split(".") for name in (*imported, of_globals.get("__package__") or "")]
         names = _names(code).union(*paths)
         for root in sorted({path[0] for path in paths}):
-            yield from _read_of(root, sys.modules.get(root), names)
+            yield from _read_of(root, sys.modules.get(root), names, seen)
 
 
-def _read_of(path: str, value: Any, names: set[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of a user's module that code names, and those of modules among them."""
-    if isinstance(value, types.ModuleType) and _is_own(value):
-        own = vars(value)
-        for key in sorted(names & own.keys()):
-            yield f"{path}.{key}", own[key]
-            yield from _read_of(f"{path}.{key}", own[key], names - {key})
+def _read_of(path: str, value: Any, names: set[str], seen: set[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a user's module that code names, and those of modules among them.
 
-
-def _is_own(module: types.ModuleType) -> bool:
-    return module.__name__.partition(".")[0] not in LIBRARIES
+    Modules may lead to each other, so each is ``seen`` once.
+    """
+    if not isinstance(value, types.ModuleType) or not _is_theirs(value) or value.__name__ in seen:
+        return
+    seen.add(value.__name__)
+    own = vars(value)
+    for key in sorted(names & own.keys()):
+        yield f"{path}.{key}", own[key]
+        yield from _read_of(f"{path}.{key}", own[key], names, seen)
 
 
 @functools.cache
@@ -388,4 +383,6 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _is_theirs(value: Any) -> bool:
-    return (value.__module__ or "").partition(".")[0] not in LIBRARIES
+    """Return whether a function, a class or a module is none of the libraries'."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
+    return (name or "").partition(".")[0] not in LIBRARIES

@@ -22,10 +22,7 @@ RECORDED = {torch.float64: 1e-8, torch.float32: 1e-3}
 """The same tolerances for the recorded operations, before code is generated for them."""
 FLOOR = 0.1
 """Add this share of an output's norm to the norm of each tensor in it: some are only rounding."""
-READS = (
-    *(Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, Tensor.item),
-    *(Tensor.__float__, Tensor.__int__, Tensor.__bool__, Tensor.__index__),
-)
+READS = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
 VALUES = (
     "the network or the loss uses a tensor's value in Python or for a shape (an if, numpy, "
     "tolist, unique), which cannot be compiled"
@@ -74,9 +71,7 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
     The function must be pure, from nests of tensors to a nest of tensors. If its control flow
     depends on values, raise a RuntimeError. Its arguments nest the ``inputs`` as in ``structure``.
     """
-    # Late: they import a compiler.
-    from torch._subclasses.fake_tensor import DataDependentOutputException
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.proxy_tensor import make_fx  # late: it imports a compiler
 
     structures = []
 
@@ -91,12 +86,6 @@ def record(function: Callable[..., Any], inputs: Tensors, structure: Any) -> For
     try:
         with _NoValues():
             recorded: Any = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
-    except RuntimeError as error:
-        if isinstance(
-            error, DataDependentOutputException
-        ) or "value out of a tracing tensor" in str(error):
-            raise RuntimeError(VALUES) from error
-        raise
     finally:
         RECORDING.now = False
     for node in recorded.graph.nodes:
@@ -136,7 +125,7 @@ def _constants_to_inputs(recorded: Any) -> tuple[Tensor, ...]:
 
 
 class _NoValues(TorchFunctionMode):
-    """A context that forbids reading tensor values: the recording cannot see a read."""
+    """A context that forbids to read tensors as arrays (`READS`), which no operation shows."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -147,8 +136,8 @@ class _NoValues(TorchFunctionMode):
 
 
 class _NoScalars(TorchDispatchMode):
-    """A context that forbids what `_NoValues` cannot see: torch itself reads a tensor as a number,
-    as the ``delta`` of a loss.
+    """A context that forbids to read a tensor as a number, as in an ``if``, or as torch itself does
+    with the ``delta`` of a loss: the recording would have the number.
     """
 
     supports_higher_order_operators = True

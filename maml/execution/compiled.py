@@ -274,6 +274,12 @@ class _Entry:
     why: str = ""
 
 
+def settings() -> tuple[Any, ...]:
+    """Return the settings of torch on which a function's operations depend."""
+    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return torch.get_default_dtype(), *autocast
+
+
 def _key(of: Any, structure: Any, inputs: Tensors) -> Any:
     return (of, structure, *((x.shape, x.dtype, x.device) for x in inputs))
 

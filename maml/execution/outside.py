@@ -338,11 +338,14 @@ def _can_be_copied(value: Any) -> bool:
 
 
 @functools.cache
-def _named_by(code: types.CodeType, instructions: str | tuple[str, ...]) -> set[str]:
-    """Return what instructions of these ends name in code, and in the functions inside it."""
-    found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(instructions)}
+def globals_of(code: types.CodeType, by: str | tuple[str, ...] = OF_GLOBALS) -> set[str]:
+    """Return the names of globals that code, and the functions inside it, look up.
+
+    ``by``: the ends of the names of instructions, if it is not globals that are asked for.
+    """
+    found = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(by)}
     inside = (inner for inner in code.co_consts if isinstance(inner, types.CodeType))
-    return found.union(*(_named_by(inner, instructions) for inner in inside))
+    return found.union(*(globals_of(inner, by) for inner in inside))
 
 
 def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
@@ -350,10 +353,10 @@ def _globals_read(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     modules that it imports itself.
     """
     code, of_globals, seen = function.__code__, function.__globals__, set[str]()
-    for name in sorted(_named_by(code, OF_GLOBALS) & of_globals.keys()):
+    for name in sorted(globals_of(code) & of_globals.keys()):
         yield name, of_globals[name]
         yield from _read_of(name, of_globals[name], _names(code), seen)
-    if imported := _named_by(code, "IMPORT_NAME"):
+    if imported := globals_of(code, "IMPORT_NAME"):
         # What is imported may be of the function's own package.
         paths = [name.split(".") for name in (*imported, of_globals.get("__package__") or "")]
         names = _names(code).union(*paths)

@@ -82,7 +82,7 @@ class Learner(nn.Module, ABC):
         self.plan = Plan(asked or ("tasks" if theirs else "vmap"), shares=False)
         self.checked: dict[Any, Way] = {}
         if given is not None:
-            self.network, self.objective = given[:2]
+            self.network, self.objective = given.network, given.objective
             self.contents = Contents(None, classifies=self.objective is not REGRESSION)
         else:
             self.contents = data_contents(config)

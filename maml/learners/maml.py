@@ -90,16 +90,14 @@ class MAML(Learner):
         weights = self.network_weights(meta_params)
         lr, rates, own = self.config.inner_lr, None, self.inner_rates
         if own is not None:
-            lr, rates = (
-                1.0,
-                [
-                    {
-                        name: factor * own.at(self._rates_of[name], step, meta_params)
-                        for name, factor in self.adapting.items()
-                    }
-                    for step in range(steps)
-                ],
-            )
+            lr = 1.0
+            rates = [
+                {
+                    name: factor * own.at(self._rates_of[name], step, meta_params)
+                    for name, factor in self.adapting.items()
+                }
+                for step in range(steps)
+            ]
         elif set(self.adapting.values()) != {1.0}:
             of_each = {n: weights[n].new_full((), rate) for n, rate in self.adapting.items()}
             rates = [of_each] * steps

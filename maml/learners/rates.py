@@ -12,6 +12,8 @@ from maml.learners.adapting import named
 from maml.networks.ordinary import own_name
 from maml.params import Params
 
+OWN = Tensor, list, tuple, Mapping
+"""What is no number, and so `Rates`."""
 PREFIX = "inner_rates."
 """The prefix of the names of rates that learn: the attribute of a learner."""
 

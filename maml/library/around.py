@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -18,7 +18,7 @@ from maml.execution.copies import closed_copy
 from maml.learners import Learner
 from maml.learners.base import PARTS_OF_A_LOSS
 from maml.learners.objectives import CLASSIFICATION, Given
-from maml.learners.rates import Rates
+from maml.learners.rates import OWN, Rates
 from maml.library.alone import in_words_of_the_library
 from maml.library.checking import Waiting
 from maml.library.fast_module import FastModule
@@ -137,7 +137,7 @@ class OfModule:
 def _given_rates(kind: type, flags: dict[str, Any]) -> Any:
     """Take an ``inner_lr`` that is no number out of the flags, and return it; None: it is one."""
     given = flags.get("inner_lr")
-    if not isinstance(given, Tensor | list | tuple | Mapping):
+    if not isinstance(given, OWN):
         return None
     if facts_of(kind).attribute != "MAML":
         raise UserError(

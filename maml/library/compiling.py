@@ -1,6 +1,5 @@
 """Call a meta-learner's compiled meta-gradient, with as little around it as possible."""
 
-import sys
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from datasets.tasks import Task
-from maml.execution.compiled import DRAWS, KEEPS, Compiled, Program, inductor
+from maml.execution.compiled import Compiled, Program, inductor, settings
 from maml.learners import Learner
 from maml.metagradient.differentiate import OuterGradient
 from maml.metagradient.plan import Plan
@@ -75,7 +74,6 @@ class Compiling:
         self._asked = asked
         self._compiled: Compiled | None = None
         self._ready: dict[Any, _Ready] = {}
-        self._told = False
 
     def __deepcopy__(self, memo: Any) -> Self:
         return type(self)(self._asked)
@@ -87,23 +85,14 @@ class Compiling:
         """Return whether meta-gradients of a batch may be compiled; say so if it was asked for."""
         if not self._asked:
             return False
-        reason = None
-        if plan.draws:
-            reason = DRAWS
-        elif learner.config.inner_batch is not None:
-            reason = "the order of mini-batches is drawn"
-        elif plan.shares:
-            reason = KEEPS
+        other = None
+        if learner.config.inner_batch is not None:
+            other = "the order of mini-batches is drawn"
         elif learner.any_ways:
-            reason = "the tasks may have any number of classes"
-        elif plan.batching == "tasks" and not plan.heavy:
-            reason = "torch.func.vmap cannot batch the tasks"
+            other = "the tasks may have any number of classes"
         elif self._asked == "auto" and any(p.device.type != "cpu" for p in learner.parameters()):
-            reason = "only asked for on a CPU"
-        if reason is not None and self._asked is True and not self._told:
-            print(f"warning: compile: {reason}; computing without", file=sys.stderr, flush=True)
-            self._told = True
-        return reason is None
+            other = "only asked for on a CPU"
+        return plan.compiles(says=self._asked is True, other=other)
 
     def gradient(
         self,
@@ -123,7 +112,7 @@ class Compiling:
                 inductor, reads=(learner.network, learner.criterion),
                 apart=learner.network.parameters(), waits=self._asked is True, name="compile",
             )  # fmt: skip
-        form, of = _form(learner, tasks), _state(learner)
+        form, of = _form(learner, tasks), (learner.network.training, *settings())
         functions = _with_means(plainly), _with_means(together)
         found: _Means = self._compiled(functions[0], params, tasks, records=functions[1], of=of)
         program = self._compiled.program(of, params, tasks)
@@ -148,12 +137,6 @@ def _kind(parameter: Tensor) -> tuple[Any, ...]:
     return parameter.dtype, parameter.device, parameter.shape, parameter.requires_grad
 
 
-def _state(learner: Learner) -> tuple[Any, ...]:
-    """Return the settings of torch that a call reads."""
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    return learner.network.training, torch.get_default_dtype(), *autocast
-
-
 def _form(learner: Learner, tasks: Any) -> Any:
     """Return what decides which code computes tasks; None if none is to be called quickly."""
     if not isinstance(tasks, tuple | list) or len(tasks) != 4:
@@ -164,4 +147,4 @@ def _form(learner: Learner, tasks: Any) -> Any:
         parts = [(part.shape, part.dtype, part.device, part.requires_grad) for part in tasks]
     except AttributeError:
         return None
-    return (*_state(learner), *parts)
+    return (learner.network.training, *settings(), *parts)

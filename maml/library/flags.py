@@ -76,11 +76,10 @@ class Signature:
             names = known(kind)
         except UserError as error:  # it is no learner
             raise AttributeError("__signature__") from error
-        types, defaults = (
-            get_type_hints(Flags),
-            vars(Config()) | {"order": 2, "context_layer": None},
-        )
-        defaults["eval_inner_steps"] = None  # as many as inner_steps
+        types = get_type_hints(Flags)
+        # As many steps at test as in training.
+        other = {"order": 2, "context_layer": None, "eval_inner_steps": None}
+        defaults = vars(Config()) | other
         by_name = inspect.Parameter.KEYWORD_ONLY
         flags = [
             inspect.Parameter(name, by_name, annotation=types[name], default=defaults[name])

@@ -1,18 +1,16 @@
 """``maml.meta_gradient``: differentiate a user's own problem, with tasks batched where possible."""
 
 import functools
-import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType, NoneType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from datasets.generators import kept
 from datasets.tasks import Task
-from maml.execution.compiled import DRAWS, KEEPS, SHAPES, Compiled, inductor
+from maml.execution.compiled import SHAPES, Compiled, inductor, settings
 from maml.execution.outside import Reached
 from maml.library.alone import alone
 from maml.metagradient import differentiate, draws
@@ -150,29 +148,22 @@ def _parts_of(function: Callable[..., OuterGradient]) -> Callable[..., tuple[Any
 def _code(plan: Plan, reached: Reached, state: Any, *, waits: bool) -> Compiled | None:
     """Return what compiles a problem that reaches the same as ``state``; None: nothing does.
 
-    If that was asked for, one line says why. A single task shows no difference, so it may be.
+    If that was asked for, one line says why.
     """
-    autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-    key = (torch.get_default_dtype(), *autocast, reached.form(_name))
-    reason = plan.why("the problem") if plan.settled and not plan.heavy else None
-    if plan.draws or plan.shares:
-        reason = DRAWS if plan.draws else KEEPS
-    elif reason is None and key not in plan.code:
-        if len(plan.code) >= SHAPES:
-            reason = (
-                f"the problem has reached other numbers or objects in more than {SHAPES} calls; "
-                "give what changes in tasks"
-            )
-        else:
-            parameters = [value for value in reached.values if isinstance(value, nn.Parameter)]
-            apart = [parameter for parameter in parameters if parameter.requires_grad]
-            plan.code[key] = Compiled(
-                inductor, reads=[state], apart=apart, waits=waits, name="compile"
-            )
-    if reason is not None and waits and not plan.told:
-        print(f"warning: compile: {reason}; computing without", file=sys.stderr, flush=True)
-        plan.told = True
-    return plan.code.get(key) if reason is None else None
+    key = (*settings(), reached.form(_name))
+    other = None
+    if key not in plan.code and len(plan.code) >= SHAPES:
+        other = (
+            f"the problem has reached other numbers or objects in more than {SHAPES} calls; give "
+            "what changes in tasks"
+        )
+    if not plan.compiles(says=waits, other=other):
+        return None
+    if key not in plan.code:
+        parameters = [value for value in reached.values if isinstance(value, nn.Parameter)]
+        apart = [parameter for parameter in parameters if parameter.requires_grad]
+        plan.code[key] = Compiled(inductor, reads=[state], apart=apart, waits=waits, name="compile")
+    return plan.code[key]
 
 
 def _name(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, Unpack
 
 import torch
@@ -22,6 +22,7 @@ from maml.config.fields import with_values
 from maml.errors import UserError
 from maml.execution.threads import copied
 from maml.learners import Learner, engine
+from maml.learners.rates import OWN
 from maml.library import agreement, checking, distribution, inputs, results
 from maml.library.alone import alone
 from maml.library.around import Loss, OfModule, learner_around, loss_of
@@ -113,11 +114,10 @@ class MetaLearner(checking.Waiting, Saved):
         if compile is True and batching == "tasks":
             raise UserError("compile=True computes all tasks at once: leave out batching")
         own = loss_of(loss, inner_loss, module)
-        rates = flags.get("inner_lr")
         given = {
             "loss": loss not in (None, F.cross_entropy),
             "inner_loss": inner_loss is not None,
-            "inner_lr": isinstance(rates, Tensor | list | tuple | Mapping),
+            "inner_lr": isinstance(flags.get("inner_lr"), OWN),
         }
         self.given = [name for name, is_own in given.items() if is_own]
         learner = learner_around(type(self), module, own, head, {**flags})
@@ -150,7 +150,7 @@ class MetaLearner(checking.Waiting, Saved):
         self._compiling = Compiling(False)
         self._labels = Labels(loss)
         # One plan for each mode, because dropout draws only in training mode.
-        self._plans = Plans(len((True, False)))
+        self._plans = Plans(most=2)
         self.learner.plan = Plan("tasks")  # of answers; `differentiated` takes another one
         self._learning = checking.begin_learning(self.learner)
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from datasets import accelerator
 from datasets.tasks import Task
 from datasets.words import counted
 from maml.config import Config, registry
@@ -157,7 +158,7 @@ def _of_file(
 def _there(device: str) -> torch.device:
     """Return the device of a name; auto: a GPU if there is one."""
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = accelerator.kind() or "cpu"
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # torch has no other type for them

@@ -9,6 +9,7 @@ must also be what a loop keeps. The trial leaves nothing behind (`maml.execution
 """
 
 import contextlib
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets.generators import kept, state
+from maml.execution.compiled import DRAWS, KEEPS
 from maml.execution.outside import COUNTING, Reached, outside_of
 from maml.execution.trial import Trial
 from maml.metagradient import draws
@@ -52,7 +54,7 @@ class Plan:
             the next call in a loop fills, so then it may be batched.
         settled: Whether no further call decides again.
         code: What compiles the problem, by what the problem reaches.
-        told: Whether a line has said why nothing does.
+        told: Whether a line has said why nothing is compiled.
     """
 
     batching: Batching
@@ -73,6 +75,21 @@ class Plan:
         if self.heavy:
             return "one task is work enough for a core"
         return f"torch.func.vmap cannot batch {what}, or finds another gradient"
+
+    def compiles(self, *, says: bool, other: str | None = None) -> bool:
+        """Return whether code may compute all tasks at once. ``says``: one line says why not.
+
+        One task shows no difference between the ways, so it may. ``other``: another reason.
+        """
+        decided = self.settled or self.fills
+        if self.draws or self.shares:
+            other = DRAWS if self.draws else KEEPS
+        elif self.batching == "tasks" and not self.heavy and decided:
+            other = "torch.func.vmap cannot batch the tasks"
+        if other is not None and says and not self.told:
+            print(f"warning: compile: {other}; computing without", file=sys.stderr, flush=True)
+            self.told = True
+        return other is None
 
 
 class Plans:
@@ -96,6 +113,7 @@ class Plans:
         if plan is None or (tells and not plan.settled):
             before, plan = plan, decide()
             plan.settled = tells and (not plan.fills or (before is not None and before.fills))
+            plan.told = before is not None and before.told
             self.known[key] = plan
         self.known.move_to_end(key)
         if len(self.known) > self._most:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from maml.execution.recorded import RECORDING
 
+Named: TypeAlias = dict[str, Tensor]
 Found: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
-Step: TypeAlias = Callable[[list[Tensor], dict[str, Tensor]], Found]
+Step: TypeAlias = Callable[[list[Tensor], Named], Found]
 """(states ``[G, e, H]`` of e sequences, rows of a step, and what all steps read, by name) → states
 after the step, and what the step has found ``[G, e, …]``."""
 
@@ -32,14 +33,8 @@ class Steps:
     backwards: bool = False
 
     def take(
-        self,
-        step: Step,
-        states: Sequence[Tensor],
-        rows: dict[str, Tensor],
-        fixed: dict[str, Tensor],
-        *,
-        back: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+        self, step: Step, states: Sequence[Tensor], rows: Named, fixed: Named, *, back: bool = False
+    ) -> Found:
         """Take all steps; return the states at the end, and all that they find, as rows.
 
         Args:
@@ -60,16 +55,11 @@ class Steps:
             states = [put(new, state) for new, state in zip(now, states, strict=True)]
             found.append(of_step)
         in_order = found[:: -1 if descending else 1]
-        return [*states], [torch.cat(each, 1) for each in zip(*in_order, strict=True)]
+        return states, [torch.cat(each, 1) for each in zip(*in_order, strict=True)]
 
     def _scanned(
-        self,
-        step: Step,
-        states: Sequence[Tensor],
-        rows: dict[str, Tensor],
-        fixed: dict[str, Tensor],
-        descending: bool,
-    ) -> tuple[list[Tensor], list[Tensor]]:
+        self, step: Step, states: Sequence[Tensor], rows: Named, fixed: Named, descending: bool
+    ) -> Found:
         """Take all steps as one operation of a recording, whose size is then that of one step."""
         from torch._higher_order_ops.scan import scan_op  # late: it imports a compiler
 
@@ -89,7 +79,7 @@ class Steps:
         begin = [state.clone(memory_format=torch.contiguous_format) for state in states]
         found = scan_op(body, begin, of_steps, (*fixed.values(),))
         in_order = [t.flip(0) if descending else t for t in found[n_states:]]
-        return [*found[:n_states]], [t.transpose(0, 1).flatten(1, 2) for t in in_order]
+        return found[:n_states], [t.transpose(0, 1).flatten(1, 2) for t in in_order]
 
 
 def _is_lowest() -> bool:

@@ -50,9 +50,15 @@ class _Module(pytest.Module):
             return super().collect()
         except self.CollectError as error:
             lacks = error.__cause__
-            if isinstance(lacks, ModuleNotFoundError) and not importlib.util.find_spec("psutil"):
-                pytest.skip(f"{lacks.name} is not installed", allow_module_level=True)
-            raise
+            if not isinstance(lacks, ModuleNotFoundError) or importlib.util.find_spec("psutil"):
+                raise
+            if (REPO / str(lacks.name).partition(".")[0]).exists():  # a mistake of this project
+                raise
+            pytest.skip(
+                f"only the library is installed here (torch and numpy), and this file tests what "
+                f"needs {lacks.name}: pip install '.[train]'",
+                allow_module_level=True,
+            )
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
